@@ -1,0 +1,193 @@
+"""Real steps: a timing pass, then a separate memory pass. Runs in a process of its own (see `engine.runner`).
+
+On a CPU every figure comes from the profiler's allocator events of one steady step; on CUDA the peak comes from the
+allocator's statistics and the categories from its history.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from engine.environment import environment
+from engine.errors import OutOfMemory
+from engine.observe import MemoryPass
+from engine.result import Memory, PhaseSeconds, RunResult, Timeline, Timing
+from engine.spec import RunSpec
+from engine.trace import Trace, timeline
+from engine.training import Training, build, resolve_device
+from engine.units import GIB, format_bytes
+
+Progress = Callable[[str, int, int], None]
+"""(phase, step, steps)."""
+
+NOISY_SPREAD = 0.10  # a p20-p80 spread above this share of the median earns a warning
+
+
+def silent(_phase: str, _step: int, _steps: int) -> None:
+    """The progress callback of nobody."""
+
+
+def measure(spec: RunSpec, progress: Progress = silent) -> tuple[RunResult, Timeline | None]:
+    """Build the spec, run it, and say what it took. Out of memory is a result; other errors are raised."""
+    device = resolve_device(spec.device)
+    try:
+        with _memory_cap(spec.memory_limit_gib, device):
+            return _measure_training(spec, device, progress)
+    except (torch.OutOfMemoryError, OutOfMemory, MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        return _out_of_memory(spec, device, error), None
+
+
+def _measure_training(spec: RunSpec, device: torch.device, progress: Progress) -> tuple[RunResult, Timeline]:
+    progress("build", 0, 1)
+    training = build(spec, device)
+    losses = []
+    for index in range(spec.warmup):
+        progress("warmup", index + 1, spec.warmup)
+        losses.append(float(training.step(index)))
+    timing, timed_losses = _time_steps(training, progress)
+    progress("memory", 1, 1)
+    trace, reserved = MemoryPass(training).run(spec.warmup + spec.steps)
+    result = RunResult(
+        spec=spec,
+        spec_hash=spec.spec_hash,
+        method="measured",
+        outcome="ok",
+        memory=memory_of(trace, reserved),
+        timing=timing,
+        parameters=sum(parameter.numel() for parameter in training.model.parameters()),
+        losses=losses + timed_losses,
+        warnings=[*training.notes, *_noise(timing)],
+        environment=environment(device) | {"attention_kernel": training.kernel.name},
+    )
+    return result, timeline(trace)
+
+
+def memory_of(trace: Trace, reserved_bytes: int | None) -> Memory:
+    """The memory part of a result, from a finished trace."""
+    peak_time, peak_bytes = trace.peak()
+    return Memory(
+        device_peak_bytes=peak_bytes,
+        device_reserved_bytes=reserved_bytes,
+        host_peak_bytes=0,
+        nvme_bytes=0,
+        saved_activation_bytes=trace.saved_bytes(),
+        peak_phase=trace.phase_at(peak_time),
+        at_peak=trace.at(peak_time),
+    )
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _time_steps(training: Training, progress: Progress) -> tuple[Timing, list[float]]:
+    """Median, p20 and p80 of the timed steps, and the phases' medians."""
+    spec, device = training.spec, training.device
+    phases: dict[str, list[float]] = defaultdict(list)
+
+    @contextmanager
+    def clock(name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        _synchronize(device)
+        phases[name].append(time.perf_counter() - start)
+
+    seconds, losses = [], []
+    for index in range(spec.steps):
+        progress("timing", index + 1, spec.steps)
+        _synchronize(device)
+        start = time.perf_counter()
+        loss = training.step(spec.warmup + index, clock)
+        _synchronize(device)
+        seconds.append(time.perf_counter() - start)
+        losses.append(float(loss))
+    median = statistics.median(seconds)
+    totals = {name: statistics.median(values) * len(values) / spec.steps for name, values in phases.items()}
+    p20, p80 = _quantile(seconds, 0.2), _quantile(seconds, 0.8)
+    timing = Timing(
+        step_seconds=median,
+        step_seconds_p20=p20,
+        step_seconds_p80=p80,
+        steps=spec.steps,
+        tokens_per_second=spec.tokens_per_step / median,
+        phases_seconds=PhaseSeconds(**totals, exposed_transfer=0.0),
+    )
+    return timing, losses
+
+
+def _quantile(values: list[float], share: float) -> float:
+    """Linear interpolation between order statistics."""
+    ranked = sorted(values)
+    position = share * (len(ranked) - 1)
+    low = int(position)
+    high = min(low + 1, len(ranked) - 1)
+    return ranked[low] + (ranked[high] - ranked[low]) * (position - low)
+
+
+def _noise(timing: Timing) -> list[str]:
+    if timing.step_seconds and timing.step_seconds_p20 is not None and timing.step_seconds_p80 is not None:
+        spread = (timing.step_seconds_p80 - timing.step_seconds_p20) / timing.step_seconds
+        if spread > NOISY_SPREAD:
+            return [f"step times spread over {spread:.0%} of their median (p20 to p80): compare them with care"]
+    return []
+
+
+@contextmanager
+def _memory_cap(limit_gib: float | None, device: torch.device) -> Iterator[None]:
+    """Cap the device tier: CUDA's memory fraction, or RLIMIT_DATA above what this process holds already."""
+    if limit_gib is None:
+        yield
+        return
+    limit_bytes = int(limit_gib * GIB)
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
+        yield
+        return
+    held = _data_bytes()
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (held + limit_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _data_bytes() -> int:
+    """VmData of this process: private writable mappings, what RLIMIT_DATA counts."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmData:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no VmData line")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """CUDA raises its own class; the CPU allocator a RuntimeError that says so."""
+    if isinstance(error, torch.OutOfMemoryError | OutOfMemory | MemoryError):
+        return True
+    return "can't allocate memory" in str(error) or "Cannot allocate memory" in str(error)
+
+
+def _out_of_memory(spec: RunSpec, device: torch.device, error: BaseException) -> RunResult:
+    limit = spec.memory_limit_gib
+    cap = f" under the cap of {format_bytes(int(limit * GIB))}" if limit is not None else ""
+    reason = " ".join(str(error).split())[:400] or type(error).__name__
+    return RunResult(
+        spec=spec,
+        spec_hash=spec.spec_hash,
+        method="measured",
+        outcome="oom",
+        error=f"out of memory{cap}: {reason}",
+        environment=environment(device),
+    )

@@ -1,0 +1,1 @@
+"""Models. `decoder` is ours (GPT and LLaMA styles); `huggingface` builds any transformers causal LM."""

@@ -121,10 +121,7 @@ class Mlp(nn.Module):
         self.down = Linear(arch.ffn, arch.hidden, bias=arch.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.gate is None:
-            inner = self._activate(self.up(x))
-        else:
-            inner = self._activate(self.gate(x)) * self.up(x)
+        inner = self._activate(self.up(x)) if self.gate is None else self._activate(self.gate(x)) * self.up(x)
         output: Tensor = self.down(inner)
         return output
 

@@ -35,7 +35,7 @@ class StorageRecorder(TorchDispatchMode):
     """
 
     def __init__(self, known: list[Tensor]) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self.recorder = Recorder()
         self.clock = 0
         self.known = {tensor.untyped_storage()._cdata for tensor in known}

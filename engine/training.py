@@ -86,7 +86,8 @@ class Training:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=recipe.autocast):
             hidden = self.model(tokens)
             loss = cross_entropy(hidden, self.model.head_weight, targets, chunks=self.spec.loss_chunks)
-        return loss / self.spec.grad_accumulation if self.spec.grad_accumulation > 1 else loss
+        mean: Tensor = loss / self.spec.grad_accumulation if self.spec.grad_accumulation > 1 else loss
+        return mean
 
     def _batch(self, number: int) -> tuple[Tensor, Tensor]:
         """Random tokens and targets, each (B, S) int64, from the seed and the batch's number alone."""

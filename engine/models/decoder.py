@@ -107,7 +107,7 @@ class Attention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         """(B, S, heads·D) -> (B, heads, S, D), a view."""
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
 
 class Mlp(nn.Module):
@@ -150,7 +150,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None, cache: Any = None) -> Tensor:
         x = x + self.dropout(self.attention(self.attention_norm(x), rotary, cache))
-        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+        output: Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
+        return output
 
 
 class Decoder(nn.Module):
@@ -178,7 +179,8 @@ class Decoder(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        return self.embedding.weight if self.head is None else self.head.weight
+        module = self.embedding if self.head is None else self.head
+        return module.weight
 
     def forward(self, tokens: Tensor, *, start: int = 0, caches: list[Any] | None = None) -> Tensor:
         """`start` is the position of the first token, `caches` one KV cache a block (inference)."""

@@ -6,6 +6,8 @@ not. This op saves on the CPU what the fused kernel saves, so that CPU figures m
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -40,15 +42,14 @@ def _(grad: Tensor, x: Tensor, weight: Tensor, reciprocal: Tensor) -> tuple[Tens
     return torch.empty_like(x), torch.empty_like(weight)
 
 
-def _save(
-    ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, ...]
-) -> None:
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(inputs[0], inputs[1], output[1])
 
 
-def _backward(ctx: torch.autograd.function.BackwardCFunction, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
+def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
     x, weight, reciprocal = ctx.saved_tensors
-    return *_rms_norm_backward(grad, x, weight, reciprocal), None
+    grad_x, grad_weight = _rms_norm_backward(grad, x, weight, reciprocal)
+    return grad_x, grad_weight, None
 
 
 _rms_norm.register_autograd(_backward, setup_context=_save)

@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 # The only CUDA check that does not create a context in the process that will fork.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -37,7 +37,6 @@ Emit = Callable[[dict[str, Any]], None]
 
 PR_SET_PDEATHSIG = 1
 OOM_SCORE = "500"  # the kernel should kill a run before the worker or the server
-END_LINE = b'{"end": true}'
 
 
 def main() -> None:
@@ -86,9 +85,11 @@ class Runner:
                 self.ending = True
                 return
             run = request["run"]
+            if run["method"] not in get_args(Method):
+                raise ValueError(f"method must be one of {', '.join(get_args(Method))}")
             self.requests.append({"id": str(run["id"]), "spec": run["spec"], "method": run["method"]})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            self.emit({"event": "log", "run_id": None, "message": f"request not understood: {error}"})
+            self.emit({"event": "log", "run_id": None, "message": f"request not understood: {error!r}"})
 
     def _run(self, request: dict[str, Any]) -> None:
         """Fork a child for the request; exactly one result leaves, whatever happens to it."""

@@ -1,0 +1,1 @@
+"""Claims and the commands that measure them. `make bench` lists them."""

@@ -1,0 +1,163 @@
+"""The runner's protocol on real runs: one result a run whatever happens, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+TINY = {"model": "gpt:2,64,2,256", "seq": 32, "precision": "fp32", "device": "cpu", "steps": 2, "warmup": 1}
+ENDLESS = {**TINY, "steps": 10_000}
+
+
+class Runner:
+    """A runner process and its lines."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "engine.runner"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def ask(self, run_id: str, spec: dict[str, Any], method: str = "measured") -> None:
+        self.send({"run": {"id": run_id, "spec": spec, "method": method}})
+
+    def send(self, request: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(request).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def next(self, *kinds: str) -> dict[str, Any]:
+        """The next event of one of these kinds."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            event: dict[str, Any] = json.loads(line)
+            if event["event"] in kinds:
+                return event
+        raise AssertionError(f"the runner ended before an event of kind {kinds}")
+
+    def child(self) -> psutil.Process:
+        children = psutil.Process(self.process.pid).children()
+        assert len(children) == 1
+        return children[0]
+
+
+@pytest.fixture
+def runner() -> Iterator[Runner]:
+    made = Runner()
+    yield made
+    if made.process.poll() is None:
+        os.killpg(made.process.pid, signal.SIGKILL)
+    made.process.wait()
+    assert made.process.stdin is not None
+    assert made.process.stdout is not None
+    made.process.stdin.close()
+    made.process.stdout.close()
+
+
+def gone(process: psutil.Process, within_seconds: float = 3.0) -> bool:
+    deadline = time.monotonic() + within_seconds
+    while time.monotonic() < deadline:
+        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_runs_in_order_then_ends(runner: Runner) -> None:
+    assert runner.next("ready")["environment"]["torch"]
+    runner.ask("a", TINY)
+    runner.ask("b", {**TINY, "checkpointing": "per-layer"})
+    runner.ask("c", TINY, "simulated")
+    runner.ask("d", TINY, "closed-form")
+    runner.send({"end": True})
+    results = [runner.next("result") for _ in range(4)]
+    assert [event["run_id"] for event in results] == ["a", "b", "c", "d"]
+    assert [event["result"]["outcome"] for event in results] == ["ok"] * 4
+    assert [event["result"]["method"] for event in results] == ["measured", "measured", "simulated", "closed-form"]
+    assert results[0]["timeline"]["x"]
+    assert runner.process.wait(timeout=10) == 0
+
+
+def test_a_run_killed_by_the_kernel_fails_and_the_next_goes_on(runner: Runner) -> None:
+    runner.next("ready")
+    runner.ask("long", ENDLESS)
+    runner.ask("next", TINY)
+    while runner.next("progress")["phase"] != "timing":
+        pass
+    runner.child().kill()
+    first = runner.next("result")
+    assert first["run_id"] == "long"
+    assert first["result"]["outcome"] == "failed"
+    assert "SIGKILL" in first["result"]["error"]
+    assert runner.next("result")["result"]["outcome"] == "ok"
+
+
+@pytest.mark.parametrize("end", ["kill the runner", "close its stdin"])
+def test_no_child_outlives_the_runner_or_its_asker(runner: Runner, end: str) -> None:
+    runner.next("ready")
+    runner.ask("long", ENDLESS)
+    runner.next("progress")
+    child = runner.child()
+    if end == "kill the runner":
+        runner.process.kill()
+    else:
+        assert runner.process.stdin is not None
+        runner.process.stdin.close()
+    assert gone(child)
+    assert runner.process.wait(timeout=3) == -signal.SIGKILL
+
+
+def test_out_of_memory_is_a_result_and_the_next_run_goes_on(runner: Runner) -> None:
+    runner.next("ready")
+    runner.ask("big", {**TINY, "model": "gpt:2,1024,2,8192", "memory_limit_gib": 0.1})
+    runner.ask("small", TINY)
+    big, small = runner.next("result"), runner.next("result")
+    assert big["result"]["outcome"] == "oom"
+    assert "102.40 MiB" in big["result"]["error"]
+    assert small["result"]["outcome"] == "ok"
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [{"run": {}}, {"run": {"id": "x"}}, {"run": None}, {}, [], "text", {"run": {"id": "x", "spec": [], "method": 3}}],
+    ids=str,
+)
+def test_nonsense_does_not_end_the_runner(runner: Runner, request_line: Any) -> None:
+    runner.next("ready")
+    runner.send(request_line)
+    runner.ask("after", TINY, "closed-form")
+    while (event := runner.next("result", "log"))["event"] != "result" or event["run_id"] != "after":
+        pass
+    assert event["result"]["outcome"] == "ok"
+
+
+def test_a_refused_spec_says_why(runner: Runner) -> None:
+    runner.next("ready")
+    runner.ask("bad", {**TINY, "checkpointing": "every-0"})
+    event = runner.next("result")
+    assert event["result"] is None
+    assert "checkpointing" in event["error"]
+
+
+def test_the_second_run_starts_its_first_step_within_300_ms(runner: Runner) -> None:
+    """No torch import a run: the gap is a fork and a tiny model. The bound is the product's promise."""
+    runner.next("ready")
+    runner.ask("a", TINY)
+    runner.ask("b", TINY)
+    runner.next("result")
+    start = time.monotonic()
+    while runner.next("progress")["phase"] != "warmup":
+        pass
+    assert time.monotonic() - start < 0.3

@@ -1,0 +1,101 @@
+"""The attention core's tape by kernel: rotary embedding, scores, softmax and their product with the values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from engine.closed_form.tape import Op, Tape, Tensor
+
+if TYPE_CHECKING:
+    from engine.closed_form.block import Context
+
+CORE = "attention-core"
+
+
+def attention_core(tape: Tape, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """(B, S, H·D) queries and (B, S, K·D) keys and values -> (B, S, H·D)."""
+    if context.arch.positions == "rope":
+        raw = (q, k)
+        q, k = rotary(tape, context, q), rotary(tape, context, k)
+        tape.hold(*raw)
+    kernel = KERNELS[context.attention]
+    mixed = kernel(tape, context, q, k, v)
+    tape.hold(q, k, v)
+    return mixed
+
+
+def rotary(tape: Tape, context: Context, x: Tensor) -> Tensor:
+    """x·cos + rotated(x)·sin. The tables are buffers; nothing of x is saved."""
+    dtype = "fp32" if context.autocast else x.dtype
+    out = Tensor(f"{x.name}.rotated", x.shape, dtype, "qkv", x.formula)
+    return tape.add(
+        Op(f"{x.name}.rotary", "qkv", reads=(x.name,), makes=(out,), scratch=2 * out.bytes,
+           backward_scratch=5 * out.bytes // 2)
+    )  # fmt: skip
+
+
+def _cast(tape: Tape, context: Context, x: Tensor) -> Tensor:
+    """Autocast runs the core in the compute dtype."""
+    if x.dtype == context.compute:
+        return x
+    copy = Tensor(f"{x.name}.cast", x.shape, context.compute, CORE, "bf16 copy for autocast")
+    return tape.add(Op(copy.name, CORE, reads=(x.name,), makes=(copy,)))
+
+
+def core_flops(context: Context) -> int:
+    """QKᵀ and PV over the whole S×S square: 4·B·H·S²·D. Causal kernels skip half of it."""
+    return 4 * context.batch * context.arch.heads * context.seq**2 * context.arch.head_dim
+
+
+def flash(tape: Tape, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The fused kernel keeps q, k, v, its output and one fp32 log-sum-exp a row; scores are recomputed in backward
+    (Dao et al. 2022, arXiv 2205.14135): backward is 2.5 times forward (Dao 2023, arXiv 2307.08691)."""
+    q, k, v = (_cast(tape, context, x) for x in (q, k, v))
+    out = Tensor("attention.mixed", q.shape, context.compute, CORE, "B·S·H·D")
+    lse = Tensor(
+        "attention.lse", (context.batch, context.arch.heads, context.seq), "fp32", CORE, "B·H·S", differentiable=False
+    )
+    flops = core_flops(context) // 2
+    op = Op(
+        "attention.flash", CORE, reads=(q.name, k.name, v.name), makes=(out, lse),
+        saves=(q.name, k.name, v.name, out.name, lse.name), flops=flops, backward_flops=flops * 5 // 2, product=True,
+    )  # fmt: skip
+    return tape.add(op)
+
+
+def standard(tape: Tape, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Scores, softmax and (with dropout) its mask and product, each (B, H, S, S)."""
+    arch = context.arch
+    square = (context.batch, arch.heads, context.seq, context.seq)
+
+    def scores(name: str, dtype: str, differentiable: bool = True) -> Tensor:
+        return Tensor(f"attention.{name}", square, dtype, CORE, "B·H·S²", differentiable)
+
+    q, k, v = (_cast(tape, context, x) for x in (q, k, v))
+    flops = core_flops(context) // 2
+    raw = tape.add(
+        Op("attention.scores", CORE, reads=(q.name, k.name), makes=(scores("scores", context.compute),),
+           saves=(q.name, k.name), flops=flops, backward_flops=2 * flops, product=True)
+    )  # fmt: skip
+    weights = scores("softmax", context.compute)
+    weights = tape.add(Op("attention.softmax", CORE, reads=(raw.name,), makes=(weights,), saves=(weights.name,)))
+    if context.dropout:
+        mask = scores("dropout_mask", "bool", differentiable=False)
+        dropped = scores("dropped", context.compute)
+        weights = tape.add(
+            Op("attention.dropout", CORE, reads=(weights.name,), makes=(dropped, mask), saves=(mask.name,))
+        )
+    out = Tensor("attention.mixed", q.shape, context.compute, CORE, "B·S·H·D")
+    return tape.add(
+        Op("attention.product", CORE, reads=(weights.name, v.name), makes=(out,), saves=(weights.name, v.name),
+           flops=flops, backward_flops=2 * flops, product=True)
+    )  # fmt: skip
+
+
+KERNELS: dict[str, Callable[[Tape, Context, Tensor, Tensor, Tensor], Tensor]] = {
+    "flash": flash,
+    "standard": standard,
+    "tiled": flash,
+    "triton": flash,
+}

@@ -1,0 +1,119 @@
+"""Checkpoint policies as a schedule: which nodes keep what between forward and backward, and how a run of equal nodes
+is walked without visiting each one.
+
+A leaf is a block that keeps its saved tensors. A segment keeps its input and recomputes its inside in backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.closed_form.tape import Tape, Tensor, total_bytes
+from engine.closed_form.walk import Backward, Meter, run_forward
+
+RNG_STATE_BYTES = 5056
+"""torch's CPU generator state, kept by each checkpoint that must replay dropout."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A block that keeps what its tape saves."""
+
+    layers: int = 1
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Nodes inside one checkpoint."""
+
+    inside: tuple[tuple[Node, int], ...]
+
+    @property
+    def layers(self) -> int:
+        return sum(node.layers * count for node, count in self.inside)
+
+
+Node = Leaf | Segment
+Schedule = Sequence[tuple[Node, int]]
+"""Runs of equal nodes: (node, how many), first to last."""
+
+
+def segments(layers: int, length: int) -> Schedule:
+    """Segments of `length` blocks; the last one is shorter where it does not divide."""
+    whole, rest = divmod(layers, length)
+    runs: list[tuple[Node, int]] = [(Segment(((Leaf(), length),)), whole)] if whole else []
+    return [*runs, (Segment(((Leaf(), rest),)), 1)] if rest else runs
+
+
+@dataclass
+class Chain:
+    """The blocks of a model as one tape repeated, walked by a schedule."""
+
+    tape: Tape
+    meter: Meter
+    parameter_bytes: int
+    """Gradient bytes of one block."""
+    rng_bytes: int = 0
+    """Bytes each segment keeps besides its input."""
+    cached_bytes: int = 0
+    """Bytes a block's forward leaves alive until the whole forward ends (autocast's weight copies)."""
+    accumulated: bool = False
+
+    @property
+    def boundary(self) -> Tensor:
+        """The block's input, which is also the shape of its output."""
+        return next(iter(self.tape.inputs.values()))
+
+    def kept_bytes(self, node: Node) -> int:
+        """Bytes a node keeps between forward and backward, its input included."""
+        if isinstance(node, Leaf):
+            return total_bytes(self.tape.saved.values())
+        return self.boundary.bytes + self.rng_bytes
+
+    def kept_total(self, schedule: Schedule) -> int:
+        return sum(self.kept_bytes(node) * count for node, count in schedule)
+
+    def forward(self, schedule: Schedule, *, early_stop: bool = False) -> None:
+        """Run a schedule; the input of its first node is alive, the output of its last is left alive."""
+        for position, (node, count) in enumerate(schedule):
+            for last in (False, True):
+                times = 1 if last else count - 1
+                if times == 0:
+                    continue
+                final = early_stop and last and position == len(schedule) - 1
+                if last:
+                    self._forward_node(node, final)
+                else:
+                    self.meter.add("activations", self.kept_bytes(node) * times)
+
+    def _forward_node(self, node: Node, final: bool) -> None:
+        if isinstance(node, Leaf):
+            stop = self.tape.last_saving_op if final else None
+            run_forward(self.meter, self.tape, self.tape.saved, stop=stop)
+            return
+        self.meter.add("activations", self.rng_bytes)
+        travelling = self.boundary.bytes if node.layers > 1 else 0
+        self.meter.add("temporaries", travelling)
+        run_forward(self.meter, self.tape, (), stop=None)
+        self.meter.add("temporaries", -travelling)
+
+    def backward(self, schedule: Schedule, backward: Backward) -> None:
+        """Backward of a schedule whose kept tensors are alive; the gradient of its output is flowing."""
+        for node, count in reversed(schedule):
+            self._backward_node(node, backward)
+            if count > 2:
+                self.meter.add("activations", -self.kept_bytes(node) * (count - 2))
+                if not self.accumulated:
+                    self.meter.add("gradients", self.parameter_bytes * node.layers * (count - 2))
+            if count > 1:
+                self._backward_node(node, backward)
+
+    def _backward_node(self, node: Node, backward: Backward) -> None:
+        if isinstance(node, Leaf):
+            backward.rename(self.boundary.name, self.tape.ops[-1].makes[0].name)
+            backward.run(self.tape)
+            return
+        self.forward(node.inside, early_stop=True)
+        self.backward(node.inside, backward)
+        self.meter.add("activations", -self.rng_bytes)

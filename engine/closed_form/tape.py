@@ -1,0 +1,119 @@
+"""A forward pass as a list of ops over named tensors: the one table from which saved bytes, live bytes, FLOPs and
+memory traffic are all read. Nothing is executed.
+
+An op reads tensors, makes tensors, and saves some of either for backward. Views make nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+
+from engine.recipes import DTYPE_BYTES
+
+OUTSIDE = "outside-blocks"
+"""The op group of what belongs to no block: tokens, embedding, final norm, head, loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A storage of one op's making. `formula` is its size in the notation of docs/formulas.md."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    group: str
+    formula: str = ""
+    differentiable: bool = True
+    parameter: bool = False
+    """Counted elsewhere: a parameter, buffer or earlier tape's tensor."""
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One kernel (or a fused few) and what autograd does for it."""
+
+    name: str
+    group: str
+    reads: tuple[str, ...]
+    makes: tuple[Tensor, ...]
+    saves: tuple[str, ...] = ()
+    weights: tuple[tuple[str, int], ...] = ()
+    """(name, bytes) of each parameter gradient its backward produces."""
+    passes: bool = False
+    """Backward hands the same gradient storage on (residual addition, in-place or view-like ops)."""
+    scratch: int = 0
+    """Bytes alive only inside the forward kernel."""
+    backward_scratch: int = 0
+    """Bytes alive only inside the backward kernel, beside the gradients it returns."""
+    flops: int = 0
+    backward_flops: int = 0
+    product: bool = False
+    """A matrix product (its time is FLOPs); otherwise its time is memory traffic."""
+    weight_bytes: int = 0
+    """Parameter bytes that the kernel reads."""
+
+
+@dataclass
+class Tape:
+    """Ops in order. `inputs` are made elsewhere; `holds` maps a tensor to the op until whose end Python keeps it."""
+
+    inputs: dict[str, Tensor] = field(default_factory=dict)
+    ops: list[Op] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    holds: dict[str, int] = field(default_factory=dict)
+    """Tensor -> index of the last op during which a Python variable still refers to it."""
+
+    def input(self, tensor: Tensor) -> Tensor:
+        self.inputs[tensor.name] = self.tensors[tensor.name] = tensor
+        return tensor
+
+    def add(self, op: Op) -> Tensor:
+        """Append an op; its first product."""
+        self.ops.append(op)
+        for tensor in op.makes:
+            self.tensors[tensor.name] = tensor
+        return op.makes[0]
+
+    def hold(self, *tensors: Tensor) -> None:
+        """The newest op still runs with these referred to."""
+        for tensor in tensors:
+            self.holds[tensor.name] = len(self.ops) - 1
+
+    @cached_property
+    def saved(self) -> dict[str, Tensor]:
+        """What backward needs, by name, in the order saved; inputs included, parameters not."""
+        names = dict.fromkeys(name for op in self.ops for name in op.saves)
+        return {name: self.tensors[name] for name in names if not self.tensors[name].parameter}
+
+    @cached_property
+    def last_saving_op(self) -> int:
+        """Index of the last op that saves anything: where an early-stopping recomputation ends."""
+        return max((index for index, op in enumerate(self.ops) if op.saves), default=-1)
+
+    @cached_property
+    def last_read(self) -> dict[str, int]:
+        """Index of the last op that reads or holds each tensor (its maker, if none)."""
+        last: dict[str, int] = {}
+        for index, op in enumerate(self.ops):
+            last |= dict.fromkeys(op.reads, index) | {tensor.name: index for tensor in op.makes}
+        return last | {name: max(index, last.get(name, 0)) for name, index in self.holds.items()}
+
+
+def total_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.bytes for tensor in tensors)
+
+
+def flops(ops: Sequence[Op]) -> tuple[int, int]:
+    """(forward, backward) FLOPs; a multiply and an add are two."""
+    return sum(op.flops for op in ops), sum(op.backward_flops for op in ops)

@@ -1,0 +1,97 @@
+"""Peak memory of one training step on one device: the step is walked, the peak is the most that was ever alive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.checkpoint_names import parse_checkpointing
+from engine.closed_form.block import Context, block_tape, context_of, embedding_tape
+from engine.closed_form.loss import final_norm_tape, loss_tape
+from engine.closed_form.schedule import RNG_STATE_BYTES, Chain, Leaf, Schedule, segments
+from engine.closed_form.states import (
+    block_parameters,
+    optimizer_peak_bytes,
+    optimizer_state_bytes,
+    parameter_elements,
+    rotary_buffer_bytes,
+)
+from engine.closed_form.tape import total_bytes
+from engine.closed_form.walk import Backward, Meter, run_forward
+from engine.errors import UnsupportedError
+from engine.recipes import DTYPE_BYTES, RECIPES
+from engine.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Step:
+    """A walked step."""
+
+    meter: Meter
+    saved_bytes: int
+    schedule: Schedule
+
+
+def schedule_of(spec: RunSpec) -> Schedule:
+    """The checkpoint policy of a spec as a schedule."""
+    plan, layers = parse_checkpointing(spec.checkpointing), spec.architecture.layers
+    if plan.kind == "none":
+        return [(Leaf(), layers)]
+    if plan.kind == "segments":
+        return segments(layers, plan.segment_length(layers))
+    raise UnsupportedError("checkpointing", f"{spec.checkpointing} has no closed form yet")
+
+
+def walk_step(spec: RunSpec) -> Step:
+    """Forward, loss, backward and optimizer step of the last micro-batch of a steady step."""
+    context = context_of(spec)
+    recipe, arch = RECIPES[spec.precision], context.arch
+    size = DTYPE_BYTES[recipe.weight]
+    accumulated = spec.grad_accumulation > 1
+    gradient_bytes = parameter_elements(arch) * size
+    meter = Meter()
+    buffers = rotary_buffer_bytes(arch, spec.seq + spec.new_tokens, recipe.weight)
+    meter.add("parameters", gradient_bytes + buffers)
+    meter.add("optimizer_states", optimizer_state_bytes(arch, recipe, spec.optimizer))
+    if accumulated:
+        meter.add("gradients", gradient_bytes)
+    chain = Chain(
+        block_tape(context),
+        meter,
+        sum(p.elements for p in block_parameters(arch)) * size,
+        rng_bytes=RNG_STATE_BYTES if context.dropout else 0,
+        accumulated=accumulated,
+    )
+    schedule = schedule_of(spec)
+    saved = _forward(context, chain, schedule)
+    meter.phase = "backward"
+    backward = Backward(meter, accumulated=accumulated)
+    _backward(context, chain, schedule, backward)
+    meter.phase = "optimizer"
+    optimizer = optimizer_peak_bytes(arch, recipe, spec.optimizer)
+    meter.blip(optimizer - gradient_bytes)
+    return Step(meter, saved, schedule)
+
+
+def _forward(context: Context, chain: Chain, schedule: Schedule) -> int:
+    """Tokens to loss; the bytes kept for backward."""
+    meter = chain.meter
+    before = meter.total
+    embedding, final_norm, loss = embedding_tape(context), final_norm_tape(context), loss_tape(context)
+    meter.add("activations", total_bytes(embedding.inputs.values()) + loss.inputs["targets"].bytes)
+    run_forward(meter, embedding, embedding.saved)
+    chain.forward(schedule)
+    run_forward(meter, final_norm, final_norm.saved)
+    run_forward(meter, loss, loss.saved)
+    return meter.total - before
+
+
+def _backward(context: Context, chain: Chain, schedule: Schedule, backward: Backward) -> None:
+    embedding, final_norm, loss = embedding_tape(context), final_norm_tape(context), loss_tape(context)
+    chain.meter.add("temporaries", 4)
+    backward.seed("loss", 4)
+    backward.run(loss)
+    backward.rename("hidden", "norm")
+    backward.run(final_norm)
+    chain.backward(schedule, backward)
+    backward.rename("x", embedding.ops[-1].makes[0].name)
+    backward.run(embedding)

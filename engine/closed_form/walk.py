@@ -1,0 +1,150 @@
+"""Live bytes while a tape runs forward, is recomputed and runs backward: what autograd allocates and frees, in order.
+
+The rules are torch's: an op's saved tensors die when its backward has run; the gradient of a tensor that several ops
+read is added in place unless its storage is shared; a residual addition hands the same storage to both branches.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from engine.closed_form.tape import Op, Tape
+from engine.result import CATEGORIES, Phase
+
+
+@dataclass
+class Meter:
+    """Live bytes by category, and the most that were ever alive at once."""
+
+    live: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CATEGORIES, 0))
+    total: int = 0
+    phase: Phase = "forward"
+    peak: int = 0
+    peak_phase: Phase = "forward"
+    at_peak: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CATEGORIES, 0))
+
+    def add(self, category: str, count: int) -> None:
+        """`count` bytes more (or, negative, fewer) are alive."""
+        self.live[category] += count
+        self.total += count
+        if self.total > self.peak:
+            self.peak, self.peak_phase, self.at_peak = self.total, self.phase, dict(self.live)
+
+    def blip(self, count: int) -> None:
+        """Temporary bytes that live only for a moment."""
+        if count and self.total + count > self.peak:
+            self.add("temporaries", count)
+            self.add("temporaries", -count)
+
+
+def run_forward(meter: Meter, tape: Tape, kept: Collection[str], *, stop: int | None = None) -> None:
+    """Run ops (up to index `stop`, inclusive), keeping the tensors named in `kept` and, without `stop`, the output.
+
+    The tape's inputs are alive already and stay so; what is not kept dies after its last reader.
+    """
+    last_index = len(tape.ops) - 1 if stop is None else stop
+    output = tape.ops[-1].makes[0].name if stop is None else None
+    dying: dict[int, list[str]] = {}
+    for name, index in tape.last_read.items():
+        dying.setdefault(min(index, last_index), []).append(name)
+    alive: set[str] = set()
+    for index, op in enumerate(tape.ops[: last_index + 1]):
+        for tensor in op.makes:
+            meter.add(_category(tensor.name, kept, output), tensor.bytes)
+            alive.add(tensor.name)
+        meter.blip(op.scratch)
+        for name in dying.get(index, ()):
+            if name in alive and name not in kept and name != output:
+                meter.add("temporaries", -tape.tensors[name].bytes)
+
+
+def _category(name: str, kept: Collection[str], output: str | None) -> str:
+    return "activations" if name in kept or name == output else "temporaries"
+
+
+@dataclass
+class _Gradient:
+    """A gradient storage that several consumers may share."""
+
+    bytes: int
+    owners: int
+
+
+class Backward:
+    """The gradients alive while tapes run backward. `accumulated`: parameter gradients exist from before and are
+    added to, so that a new one lives only until it is added."""
+
+    def __init__(self, meter: Meter, *, accumulated: bool = False) -> None:
+        self.meter = meter
+        self.accumulated = accumulated
+        self.flowing: dict[str, _Gradient] = {}
+
+    def seed(self, name: str, count: int) -> None:
+        """The gradient of `name`, `count` bytes, is alive already (the meter counts it)."""
+        self.flowing[name] = _Gradient(count, 1)
+
+    def rename(self, old: str, new: str) -> None:
+        """The gradient of one tape's input is the gradient of the tape before's output."""
+        self.flowing[new] = self.flowing.pop(old)
+
+    def run(self, tape: Tape, *, keep: Collection[str] = ()) -> None:
+        """Backward of a tape whose saved tensors are alive. `keep` names those another tape frees."""
+        waiting = Counter(name for op in tape.ops for name in op.saves if name in tape.saved)
+        for op in reversed(tape.ops):
+            self._run_op(tape, op)
+            for name in op.saves:
+                waiting[name] -= 1
+                if name in tape.saved and not waiting[name] and name not in keep:
+                    self.meter.add("activations", -tape.saved[name].bytes)
+
+    def _run_op(self, tape: Tape, op: Op) -> None:
+        incoming = [self.flowing.pop(tensor.name) for tensor in op.makes if tensor.name in self.flowing]
+        readers = [tape.tensors[name] for name in op.reads if tape.tensors[name].differentiable]
+        if op.passes and incoming:
+            shared = incoming[0]
+            for tensor in readers:
+                shared.owners += 1
+                if tensor.bytes == shared.bytes:
+                    self._arrive(tensor.name, shared)
+                else:
+                    self._arrive(tensor.name, self._make(tensor.bytes))
+                    shared.owners -= 1
+            self._weights(op)
+        else:
+            made = [(tensor.name, self._make(tensor.bytes)) for tensor in readers]
+            self._weights(op)
+            for name, gradient in made:
+                self._arrive(name, gradient)
+        for gradient in incoming:
+            self._release(gradient)
+
+    def _weights(self, op: Op) -> None:
+        """Parameter gradients: new ones stay; ones that are added to older ones do not."""
+        count = sum(size for _, size in op.weights)
+        self.meter.add("temporaries" if self.accumulated else "gradients", count)
+        self.meter.blip(op.backward_scratch)
+        if self.accumulated:
+            self.meter.add("temporaries", -count)
+
+    def _make(self, count: int) -> _Gradient:
+        self.meter.add("temporaries", count)
+        return _Gradient(count, 1)
+
+    def _arrive(self, name: str, gradient: _Gradient) -> None:
+        """A gradient reaches a tensor's node; a second one is added to the first."""
+        first = self.flowing.get(name)
+        if first is None:
+            self.flowing[name] = gradient
+        elif first.owners == 1:
+            self._release(gradient)
+        else:
+            self.flowing[name] = self._make(first.bytes)
+            self._release(first)
+            self._release(gradient)
+
+    def _release(self, gradient: _Gradient) -> None:
+        gradient.owners -= 1
+        if gradient.owners == 0:
+            self.meter.add("temporaries", -gradient.bytes)

@@ -1,0 +1,52 @@
+"""Attention kernels: which one a spec's `attention` runs, and what it is when it cannot be the one asked for.
+
+`standard` materialises the scores, `tiled` is our flash attention in PyTorch, `triton` ours on CUDA, `flash` torch's.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.attention.fused import efficient_cuda, flash_cpu, flash_cuda
+from engine.attention.kernel import Kernel
+from engine.attention.standard import standard_attention
+from engine.errors import UnsupportedError
+from engine.spec import Attention
+
+__all__ = ["Kernel", "select_kernel"]
+
+LARGEST_FLASH_HEAD = 256  # what CUDA's FlashAttention takes
+
+
+def select_kernel(
+    name: Attention, *, device: torch.device, dtype: torch.dtype, head_dim: int, dropout: float
+) -> Kernel:
+    """The kernel that really runs for a spec's `attention`; `note` states a fall-back, which is never silent.
+
+    Raises UnsupportedError where neither the kernel nor an honest fall-back exists.
+    """
+    if name == "flash":
+        return _fused_kernel(device, dtype, head_dim, dropout)
+    if name == "standard":
+        return Kernel("standard", standard_attention)
+    raise UnsupportedError("attention", f"{name} is not here yet")
+
+
+def _fused_kernel(device: torch.device, dtype: torch.dtype, head_dim: int, dropout: float) -> Kernel:
+    if device.type == "cpu":
+        if dropout > 0.0:
+            return _instead("SDPA's fused CPU kernel has no dropout")
+        return Kernel("sdpa-flash-cpu", flash_cpu)
+    if head_dim > LARGEST_FLASH_HEAD:
+        return _instead(f"FlashAttention takes heads of at most {LARGEST_FLASH_HEAD}, this model has {head_dim}")
+    if dtype in (torch.float16, torch.bfloat16):
+        return Kernel("sdpa-flash", flash_cuda)
+    return Kernel(
+        "sdpa-efficient",
+        efficient_cuda,
+        "attention=flash: FlashAttention takes fp16 and bf16 only; in fp32 SDPA's memory-efficient kernel runs",
+    )
+
+
+def _instead(reason: str) -> Kernel:
+    return Kernel("standard", standard_attention, f"attention=flash: {reason}; the scores are materialised (standard)")

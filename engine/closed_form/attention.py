@@ -19,10 +19,8 @@ def attention_core(tape: Tape, context: Context, q: Tensor, k: Tensor, v: Tensor
         raw = (q, k)
         q, k = rotary(tape, context, q), rotary(tape, context, k)
         tape.hold(*raw)
-    kernel = KERNELS[context.attention]
-    mixed = kernel(tape, context, q, k, v)
-    tape.hold(q, k, v)
-    return mixed
+    kernel = KERNELS[kernel_name(context)]
+    return kernel(tape, context, q, k, v)
 
 
 def rotary(tape: Tape, context: Context, x: Tensor) -> Tensor:
@@ -50,12 +48,12 @@ def core_flops(context: Context) -> int:
 
 def flash(tape: Tape, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The fused kernel keeps q, k, v, its output and one fp32 log-sum-exp a row; scores are recomputed in backward
-    (Dao et al. 2022, arXiv 2205.14135): backward is 2.5 times forward (Dao 2023, arXiv 2307.08691)."""
+    (Dao et al. 2022, arXiv 2205.14135): backward is 2.5 times forward (Dao 2023, arXiv 2307.08691). The output lies
+    in memory as (B, S, H, D), so the projection that follows reads it without a copy."""
+    arch = context.arch
     q, k, v = (_cast(tape, context, x) for x in (q, k, v))
     out = Tensor("attention.mixed", q.shape, context.compute, CORE, "B·S·H·D")
-    lse = Tensor(
-        "attention.lse", (context.batch, context.arch.heads, context.seq), "fp32", CORE, "B·H·S", differentiable=False
-    )
+    lse = Tensor("attention.lse", (context.batch, arch.heads, context.seq), "fp32", CORE, "B·H·S", differentiable=False)
     flops = core_flops(context) // 2
     op = Op(
         "attention.flash", CORE, reads=(q.name, k.name, v.name), makes=(out, lse),
@@ -65,18 +63,40 @@ def flash(tape: Tape, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Tens
 
 
 def standard(tape: Tape, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Scores, softmax and (with dropout) its mask and product, each (B, H, S, S)."""
-    arch = context.arch
-    square = (context.batch, arch.heads, context.seq, context.seq)
+    """Scores, softmax and (with dropout) its mask and product, each (B, H, S, S); one (G·S, S) causal bias, G = H/K.
 
-    def scores(name: str, dtype: str, differentiable: bool = True) -> Tensor:
+    The matrix products want whole heads one after the other: q, k and v are copied where a view cannot give that.
+    """
+    arch = context.arch
+    groups = arch.heads // arch.kv_heads
+    square = (context.batch, arch.heads, context.seq, context.seq)
+    single = context.batch == 1 or arch.kv_heads == 1 or context.seq == 1
+    held: list[Tensor] = [q, k, v]
+
+    def scores(name: str, dtype: str, *, differentiable: bool = True) -> Tensor:
         return Tensor(f"attention.{name}", square, dtype, CORE, "B·H·S²", differentiable)
 
-    q, k, v = (_cast(tape, context, x) for x in (q, k, v))
+    def by_head(x: Tensor, view: bool) -> Tensor:
+        x = _cast(tape, context, x)
+        held.append(x)
+        if view:
+            return x
+        copy = Tensor(f"{x.name}.by_head", x.shape, x.dtype, CORE, x.formula)
+        held.append(copy)
+        return tape.add(Op(copy.name, CORE, reads=(x.name,), makes=(copy,)))
+
+    def hold() -> None:
+        tape.hold(*held)
+
+    rows, keys = by_head(q, single and groups == 1), by_head(k, single)
     flops = core_flops(context) // 2
+    bias = Tensor("attention.bias", (groups * context.seq, context.seq), context.compute, CORE, "G·S²",
+                  differentiable=False)  # fmt: skip
+    tape.add(Op("attention.bias", CORE, reads=(), makes=(bias,), scratch=bias.bytes // groups))
     raw = tape.add(
-        Op("attention.scores", CORE, reads=(q.name, k.name), makes=(scores("scores", context.compute),),
-           saves=(q.name, k.name), flops=flops, backward_flops=2 * flops, product=True)
+        Op("attention.scores", CORE, reads=(rows.name, keys.name, bias.name),
+           makes=(scores("scores", context.compute),), saves=(rows.name, keys.name), flops=flops,
+           backward_flops=2 * flops, product=True)
     )  # fmt: skip
     weights = scores("softmax", context.compute)
     weights = tape.add(Op("attention.softmax", CORE, reads=(raw.name,), makes=(weights,), saves=(weights.name,)))
@@ -84,18 +104,37 @@ def standard(tape: Tape, context: Context, q: Tensor, k: Tensor, v: Tensor) -> T
         mask = scores("dropout_mask", "bool", differentiable=False)
         dropped = scores("dropped", context.compute)
         weights = tape.add(
-            Op("attention.dropout", CORE, reads=(weights.name,), makes=(dropped, mask), saves=(mask.name,))
-        )
-    out = Tensor("attention.mixed", q.shape, context.compute, CORE, "B·S·H·D")
-    return tape.add(
-        Op("attention.product", CORE, reads=(weights.name, v.name), makes=(out,), saves=(weights.name, v.name),
-           flops=flops, backward_flops=2 * flops, product=True)
+            Op("attention.dropout", CORE, reads=(weights.name,), makes=(dropped, mask), saves=(mask.name,),
+               backward_scratch=0 if context.cuda else 2 * dropped.bytes)
+        )  # fmt: skip
+    values = by_head(v, single)
+    out = Tensor("attention.product", q.shape, context.compute, CORE, "B·S·H·D")
+    mixed = tape.add(
+        Op("attention.product", CORE, reads=(weights.name, values.name), makes=(out,),
+           saves=(weights.name, values.name), flops=flops, backward_flops=2 * flops, product=True)
     )  # fmt: skip
+    hold()
+    if arch.heads == 1 or context.seq == 1:
+        return mixed
+    tape.hold(weights)
+    flat = Tensor("attention.mixed", q.shape, context.compute, "attention-out", "B·S·H·D")
+    tape.add(Op("attention.flatten", "attention-out", reads=(mixed.name,), makes=(flat,)))
+    return flat
 
 
-KERNELS: dict[str, Callable[[Tape, Context, Tensor, Tensor, Tensor], Tensor]] = {
-    "flash": flash,
-    "standard": standard,
-    "tiled": flash,
-    "triton": flash,
-}
+Kernel = Callable[[Tape, "Context", Tensor, Tensor, Tensor], Tensor]
+
+KERNELS: dict[str, Kernel] = {"flash": flash, "standard": standard, "tiled": flash, "triton": flash}
+
+LARGEST_FLASH_HEAD = 256
+"""What CUDA's FlashAttention takes."""
+
+
+def kernel_name(context: Context) -> str:
+    """The kernel that really runs: where the fused one cannot, the scores are materialised."""
+    if context.attention == "flash":
+        if context.dropout and not context.cuda:
+            return "standard"
+        if context.cuda and context.arch.head_dim > LARGEST_FLASH_HEAD:
+            return "standard"
+    return context.attention

@@ -192,7 +192,7 @@ def embedding_tape(context: Context) -> Tape:
     arch, size = context.arch, DTYPE_BYTES[context.weight]
     tape = Tape()
     shape = (context.batch, context.seq)
-    tokens = tape.input(Tensor("tokens", shape, "int64", OUTSIDE, "B·S", differentiable=False))
+    tape.input(Tensor("tokens", shape, "int64", OUTSIDE, "B·S", differentiable=False))
     x = tape.add(
         Op("embedding", OUTSIDE, reads=("tokens",), makes=(context.stream("embedded", OUTSIDE),), saves=("tokens",),
            weights=(("embedding.weight", arch.vocab * arch.hidden * size),))

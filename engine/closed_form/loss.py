@@ -32,9 +32,11 @@ def loss_tape(context: Context) -> Tape:
            saves=(hidden.name,), weights=(("head.weight", weight_bytes),), flops=flops, backward_flops=2 * flops,
            product=True, weight_bytes=weight_bytes)
     )  # fmt: skip
+    held = [logits]
     if logits.dtype != "fp32":
         wide = Tensor("logits_fp32", shape, "fp32", OUTSIDE, "B·S·V")
         logits = tape.add(Op("logits.float", OUTSIDE, reads=(logits.name,), makes=(wide,)))
+        held.append(logits)
     log_probabilities = Tensor("log_softmax", shape, "fp32", OUTSIDE, "B·S·V")
     tape.add(
         Op("log_softmax", OUTSIDE, reads=(logits.name,), makes=(log_probabilities,), saves=(log_probabilities.name,))
@@ -45,4 +47,5 @@ def loss_tape(context: Context) -> Tape:
         Op("nll_loss", OUTSIDE, reads=(log_probabilities.name,), makes=(loss, total),
            saves=(log_probabilities.name, targets.name, total.name))
     )  # fmt: skip
+    tape.hold(*held)
     return tape

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.closed_form.block import block_tape, context_of, embedding_tape
-from engine.closed_form.loss import final_norm_tape, loss_tape
-from engine.closed_form.schedule import Leaf
+from engine.closed_form.block import block_tape, context_of
 from engine.closed_form.states import parameter_elements
 from engine.closed_form.tape import Tensor
 from engine.closed_form.training import walk_step

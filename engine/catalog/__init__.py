@@ -51,6 +51,11 @@ def _times(value: float | dict[str, Any] | None, unit: float) -> float | None:
     return None if number is None else number * unit
 
 
+def _slower_direction(measured: dict[str, Any] | None) -> float | None:
+    """{"h2d", "d2h"} in GB/s, one direction at a time -> the slower one in bytes per second."""
+    return None if measured is None else min(measured["h2d"], measured["d2h"]) * 1e9
+
+
 @cache
 def gpus() -> dict[str, Gpu]:
     """Every card of the catalog by slug."""
@@ -65,7 +70,7 @@ def gpus() -> dict[str, Gpu]:
             fp16_flops_per_second=_times(row["fp16_dense_tflops"], 1e12),
             host_link=row["host_link"],
             host_link_bytes_per_second=_times(row["host_link_gbs"], 1e9),
-            measured_host_link_bytes_per_second=_times(row["host_link_measured_gbs"], 1e9),
+            measured_host_link_bytes_per_second=_slower_direction(row["host_link_measured_gbs"]),
             measured_matmul_flops_per_second=_times(row["bf16_measured_matmul_tflops"], 1e12),
             device_names=tuple(row["match"]),
             source=row["source"],

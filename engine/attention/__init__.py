@@ -10,6 +10,7 @@ import torch
 from engine.attention.fused import efficient_cuda, flash_cpu, flash_cuda
 from engine.attention.kernel import Kernel
 from engine.attention.standard import standard_attention
+from engine.attention.tiled import tiled_attention
 from engine.errors import UnsupportedError
 from engine.spec import Attention
 
@@ -29,16 +30,20 @@ def select_kernel(
         return _fused_kernel(device, dtype, head_dim, dropout)
     if name == "standard":
         return Kernel("standard", standard_attention)
+    if name == "tiled":
+        return (
+            Kernel("tiled", tiled_attention) if dropout == 0.0 else _instead("tiled", "our tiled kernel has no dropout")
+        )
     raise UnsupportedError("attention", f"{name} is not here yet")
 
 
 def _fused_kernel(device: torch.device, dtype: torch.dtype, head_dim: int, dropout: float) -> Kernel:
     if device.type == "cpu":
         if dropout > 0.0:
-            return _instead("SDPA's fused CPU kernel has no dropout")
+            return _instead("flash", "SDPA's fused CPU kernel has no dropout")
         return Kernel("sdpa-flash-cpu", flash_cpu)
     if head_dim > LARGEST_FLASH_HEAD:
-        return _instead(f"FlashAttention takes heads of at most {LARGEST_FLASH_HEAD}, this model has {head_dim}")
+        return _instead("flash", f"FlashAttention takes heads of at most {LARGEST_FLASH_HEAD}, not {head_dim}")
     if dtype in (torch.float16, torch.bfloat16):
         return Kernel("sdpa-flash", flash_cuda)
     return Kernel(
@@ -48,5 +53,6 @@ def _fused_kernel(device: torch.device, dtype: torch.dtype, head_dim: int, dropo
     )
 
 
-def _instead(reason: str) -> Kernel:
-    return Kernel("standard", standard_attention, f"attention=flash: {reason}; the scores are materialised (standard)")
+def _instead(asked: str, reason: str) -> Kernel:
+    note = f"attention={asked}: {reason}; standard attention runs and the scores are materialised"
+    return Kernel("standard", standard_attention, note)

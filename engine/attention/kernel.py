@@ -27,7 +27,7 @@ class Kernel:
     note: str = ""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True, dropout: float = 0.0) -> Tensor:
-        """Attention of q (B, H, Sq, D) over k and v (B, K, Sk, D); the output has q's shape and layout (B, Sq, H, D).
+        """Attention of q (B, H, Sq, D) over k and v (B, K, Sk, D); the output has q's shape.
 
         Raises ValueError if H is no multiple of K, or if causal queries outnumber the keys (the first would see none).
         """
@@ -42,12 +42,3 @@ class Kernel:
         dtype = torch.get_autocast_dtype(device)
         with torch.autocast(device, enabled=False):
             return self.run(q.to(dtype), k.to(dtype), v.to(dtype), causal, dropout)
-
-
-def rows_of_heads(q: Tensor) -> Tensor:
-    """An empty tensor of q's shape (B, H, S, D) that lies in memory as (B, S, H, D).
-
-    So the output projection reads it as (B, S, H·D) without a copy.
-    """
-    batch, heads, rows, width = q.shape
-    return q.new_empty(batch, rows, heads, width).transpose(1, 2)

@@ -1,0 +1,154 @@
+"""Our flash attention in plain PyTorch: exact attention without the (Sq, Sk) scores ever existing.
+
+Dao et al. 2022 (arXiv 2205.14135, algorithms 1 and 4) with the loop order and the single log-sum-exp of
+FlashAttention-2 (Dao 2023, arXiv 2307.08691): a tile of queries meets the tiles of keys one after another, keeping a
+running maximum m, a running sum l and an unnormalised output; backward recomputes each tile of probabilities as
+exp(q·kᵀ/√D - lse). Saved for backward: q, k, v, the output, and lse = m + log l, one fp32 number a row.
+
+A tile has up to LANES key heads of one sequence. The G query heads that share a key head are G times more rows of it,
+so grouped queries need no copy of K and V. Half precision is widened tile by tile: products and sums are fp32.
+Scratch is a few tiles, whatever the lengths; in half precision, backward also sums dK and dV in fp32.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.attention.operators import empty_forward, register, rows_of_heads, wide
+
+KEYS = 256  # keys in a tile
+ROWS = 256  # rows in a tile: query positions times the query heads that share a key head
+LANES = 8  # key heads in a tile, which makes 2 MiB of fp32 scores: what the caches of two cores hold
+
+
+def tiled_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, dropout: float) -> Tensor:
+    """Shapes as in `Kernel`; any head size, any lengths, any device. It has no dropout: callers check."""
+    assert dropout == 0.0
+    output: Tensor = tiled_forward(q, k, v, causal)[0]
+    return output
+
+
+@torch.library.custom_op("remat::tiled_attention", mutates_args=())
+def tiled_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """The output and the log-sum-exp (B, H, Sq)."""
+    output, lse = empty_forward(q)
+    for tile in _query_tiles(q, k, causal):
+        queries = tile.read(q).mul_(q.shape[-1] ** -0.5)
+        maximum = queries.new_full((*queries.shape[:2], 1), -torch.inf)
+        total, summed, scratch = torch.zeros_like(maximum), torch.zeros_like(queries), _scratch(queries)
+        for columns in tile.columns(k):
+            scores = _shaped(scratch, queries, columns)
+            torch.bmm(queries, tile.keys(k, columns).mT, out=scores)
+            tile.hide(scores, columns)
+            risen = torch.maximum(maximum, scores.amax(-1, keepdim=True))
+            weights = scores.sub_(risen).exp_()
+            shrink = maximum.sub_(risen).exp_()
+            total.mul_(shrink).add_(weights.sum(-1, keepdim=True))
+            summed.mul_(shrink).baddbmm_(weights, tile.keys(v, columns))
+            maximum = risen
+        tile.write(output, summed.div_(total))
+        tile.write(lse.unsqueeze(-1), maximum.add_(total.log_()))
+    return output, lse
+
+
+@torch.library.custom_op("remat::tiled_attention_backward", mutates_args=())
+def tiled_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, output: Tensor, lse: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v. With S = Q·Kᵀ/√D and P = exp(S - lse): dV = Pᵀ·dO, dS = P∘(dO·Vᵀ - rowsum(dO∘O)),
+    dQ = dS·K/√D and dK = dSᵀ·Q/√D."""
+    grad_q = rows_of_heads(q)
+    sum_k, sum_v = (torch.zeros_like(x, dtype=wide(x.dtype)) for x in (k, v))
+    scale = q.shape[-1] ** -0.5
+    for tile in _query_tiles(q, k, causal):
+        queries, upstream, statistic = tile.read(q).mul_(scale), tile.read(grad), tile.read(lse.unsqueeze(-1))
+        projection = tile.read(output).mul_(upstream).sum(-1, keepdim=True)
+        summed, scratch, other = torch.zeros_like(queries), _scratch(queries), _scratch(queries)
+        for columns in tile.columns(k):
+            keys = tile.keys(k, columns)
+            scores = _shaped(scratch, queries, columns)
+            torch.baddbmm(statistic, queries, keys.mT, beta=-1, out=scores)
+            tile.hide(scores, columns)
+            weights = scores.exp_()
+            tile.keys(sum_v, columns).baddbmm_(weights.mT, upstream)
+            slope = _shaped(other, queries, columns)
+            torch.baddbmm(projection, upstream, tile.keys(v, columns).mT, beta=-1, out=slope).mul_(weights)
+            summed.baddbmm_(slope, keys)
+            tile.keys(sum_k, columns).baddbmm_(slope.mT, queries)
+        tile.write(grad_q, summed.mul_(scale))
+    return grad_q, sum_k.to(k.dtype), sum_v.to(v.dtype)
+
+
+register(tiled_forward, tiled_backward)
+
+
+@dataclass(frozen=True)
+class _QueryTile:
+    """Rows of queries of some key heads of one sequence, over the heads that share each."""
+
+    batch: int
+    heads: slice
+    rows: slice
+    kv_heads: int
+    last_seen: int | None
+    """The last key that the first row sees; each further row sees one more. None = every row sees every key."""
+
+    def read(self, x: Tensor) -> Tensor:
+        """A wide copy of this tile's part of x (B, H, Sq, ·), as (lanes, G·rows, ·)."""
+        part = self._part(x).flatten(1, 2)
+        return part.to(wide(part.dtype), copy=True)
+
+    def write(self, x: Tensor, value: Tensor) -> None:
+        """The inverse of `read`: into x."""
+        part = self._part(x)
+        part.copy_(value.view_as(part))
+
+    def _part(self, x: Tensor) -> Tensor:
+        """(lanes, G, rows, ·), a view of x."""
+        grouped: Tensor = x.unflatten(1, (self.kv_heads, -1))
+        return grouped[self.batch, self.heads, :, self.rows]
+
+    def keys(self, x: Tensor, columns: slice) -> Tensor:
+        """This tile's columns of x (B, K, Sk, D), wide: (lanes, columns, D). A view where x is wide already."""
+        part = x[self.batch, self.heads, columns]
+        return part.to(wide(part.dtype))
+
+    def columns(self, k: Tensor) -> Iterator[slice]:
+        """The tiles of keys that some row sees."""
+        stop = k.shape[2] if self.last_seen is None else self.last_seen + self.rows.stop - self.rows.start
+        for start in range(0, stop, KEYS):
+            yield slice(start, min(start + KEYS, stop))
+
+    def hide(self, scores: Tensor, columns: slice) -> None:
+        """-inf where a row does not see a key; touches only tiles on the diagonal."""
+        if self.last_seen is not None and columns.stop - 1 > self.last_seen:
+            shape = (self.rows.stop - self.rows.start, columns.stop - columns.start)
+            mask = scores.new_full(shape, -torch.inf).triu_(self.last_seen - columns.start + 1)
+            scores.unflatten(1, (-1, shape[0])).add_(mask)
+
+
+def _query_tiles(q: Tensor, k: Tensor, causal: bool) -> Iterator[_QueryTile]:
+    batch, kv_heads, keys, _ = k.shape
+    queries, positions = q.shape[2], max(1, ROWS * kv_heads // q.shape[1])
+    for sequence, head, start in itertools.product(
+        range(batch), range(0, kv_heads, LANES), range(0, queries, positions)
+    ):
+        heads = slice(head, min(head + LANES, kv_heads))
+        rows = slice(start, min(start + positions, queries))
+        yield _QueryTile(sequence, heads, rows, kv_heads, start + keys - queries if causal else None)
+
+
+def _scratch(queries: Tensor) -> Tensor:
+    """Room for the scores of a tile of queries against KEYS keys, flat: an edge tile is then contiguous too."""
+    return queries.new_empty(queries.shape[0] * queries.shape[1] * KEYS)
+
+
+def _shaped(scratch: Tensor, queries: Tensor, columns: slice) -> Tensor:
+    lanes, rows, _ = queries.shape
+    width = columns.stop - columns.start
+    return scratch[: lanes * rows * width].view(lanes, rows, width)

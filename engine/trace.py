@@ -60,12 +60,13 @@ class Trace:
         """(time, live bytes) after each event, base included."""
         if not self._curve:
             live = sum(self.base.values())
-            for time, storage, sign in self._events():
+            for time, storage, sign in self.events():
                 live += sign * storage.bytes
                 self._curve.append((time, live))
         return self._curve
 
-    def _events(self) -> list[tuple[float, Storage, int]]:
+    def events(self) -> list[tuple[float, Storage, int]]:
+        """(time, storage, +1 for its birth or -1 for its death), in order."""
         born = [(storage.born, storage, 1) for storage in self.storages]
         died = [(storage.died, storage, -1) for storage in self.storages if storage.died != FOREVER]
         return sorted(born + died, key=lambda event: (event[0], event[2]))

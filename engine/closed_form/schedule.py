@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from engine.closed_form.tape import Tape, Tensor, total_bytes
 from engine.closed_form.walk import Backward, Meter, run_forward
 
-RNG_STATE_BYTES = 5056
-"""torch's CPU generator state, kept by each checkpoint that must replay dropout."""
-
 
 @dataclass(frozen=True)
 class Leaf:
-    """A block that keeps what its tape saves."""
+    """A block that keeps what its tape saves, less what the ops of the `recomputed` groups make."""
 
-    layers: int = 1
+    recomputed: frozenset[str] = frozenset()
+
+    @property
+    def layers(self) -> int:
+        return 1
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,21 @@ def segments(layers: int, length: int) -> Schedule:
     return [*runs, (Segment(((Leaf(), rest),)), 1)] if rest else runs
 
 
+def nested(layers: int) -> Schedule:
+    """Recursive halving: O(log L) inputs stay at any level (Griewank 1992; Chen et al. 2016, arXiv 1604.06174, 4.3)."""
+    *regions, last = _halve(layers)
+    return [*((region, 1) for region in regions), (Segment(((last, 1),)), 1)]
+
+
+@cache
+def _halve(layers: int) -> tuple[Node, ...]:
+    """The first half as a segment of its own, then the second half split further; the last block stands bare."""
+    if layers == 1:
+        return (Leaf(),)
+    first = layers // 2
+    return (Segment(tuple((node, 1) for node in _halve(first))), *_halve(layers - first))
+
+
 @dataclass
 class Chain:
     """The blocks of a model as one tape repeated, walked by a schedule."""
@@ -54,10 +71,6 @@ class Chain:
     meter: Meter
     parameter_bytes: int
     """Gradient bytes of one block."""
-    rng_bytes: int = 0
-    """Bytes each segment keeps besides its input."""
-    cached_bytes: int = 0
-    """Bytes a block's forward leaves alive until the whole forward ends (autocast's weight copies)."""
     accumulated: bool = False
 
     @property
@@ -68,8 +81,8 @@ class Chain:
     def kept_bytes(self, node: Node) -> int:
         """Bytes a node keeps between forward and backward, its input included."""
         if isinstance(node, Leaf):
-            return total_bytes(self.tape.saved.values())
-        return self.boundary.bytes + self.rng_bytes
+            return total_bytes(self.tape.kept(node.recomputed).values())
+        return self.boundary.bytes
 
     def kept_total(self, schedule: Schedule) -> int:
         return sum(self.kept_bytes(node) * count for node, count in schedule)
@@ -90,9 +103,8 @@ class Chain:
     def _forward_node(self, node: Node, final: bool) -> None:
         if isinstance(node, Leaf):
             stop = self.tape.last_saving_op if final else None
-            run_forward(self.meter, self.tape, self.tape.saved, stop=stop)
+            run_forward(self.meter, self.tape, self.tape.kept(node.recomputed), stop=stop)
             return
-        self.meter.add("activations", self.rng_bytes)
         travelling = self.boundary.bytes if node.layers > 1 else 0
         self.meter.add("temporaries", travelling)
         run_forward(self.meter, self.tape, (), stop=None)
@@ -112,8 +124,7 @@ class Chain:
     def _backward_node(self, node: Node, backward: Backward) -> None:
         if isinstance(node, Leaf):
             backward.rename(self.boundary.name, self.tape.ops[-1].makes[0].name)
-            backward.run(self.tape)
+            backward.run(self.tape, self.tape.kept(node.recomputed))
             return
         self.forward(node.inside, early_stop=True)
         self.backward(node.inside, backward)
-        self.meter.add("activations", -self.rng_bytes)

@@ -97,6 +97,26 @@ class Tape:
         return {name: self.tensors[name] for name in names if not self.tensors[name].parameter}
 
     @cached_property
+    def makers(self) -> dict[str, Op]:
+        """The op that made each tensor; inputs have none."""
+        return {tensor.name: op for op in self.ops for tensor in op.makes}
+
+    def kept(self, recomputed: frozenset[str]) -> dict[str, Tensor]:
+        """What a block keeps whose ops of the `recomputed` groups run again: the tensors that some op saves, or that
+        a dropped one is made from, and that no recomputed op makes."""
+        kept: dict[str, Tensor] = {}
+        wanted, seen = list(self.saved), set(self.saved)
+        while wanted:
+            name = wanted.pop()
+            maker = self.makers.get(name)
+            if maker is None or maker.group not in recomputed:
+                kept[name] = self.tensors[name]
+            elif self.tensors[name].dtype != "bool":  # a dropout mask depends on the generator alone
+                wanted += [read for read in maker.reads if read not in seen]
+                seen.update(maker.reads)
+        return kept
+
+    @cached_property
     def last_saving_op(self) -> int:
         """Index of the last op that saves anything: where an early-stopping recomputation ends."""
         return max((index for index, op in enumerate(self.ops) if op.saves), default=-1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from engine.checkpoint_names import parse_checkpointing
 from engine.closed_form.block import Context, block_tape, context_of, embedding_tape
 from engine.closed_form.loss import final_norm_tape, loss_tape
-from engine.closed_form.schedule import RNG_STATE_BYTES, Chain, Leaf, Schedule, segments
+from engine.closed_form.schedule import Chain, Leaf, Schedule, nested, segments
 from engine.closed_form.states import (
     block_parameters,
     optimizer_peak_bytes,
@@ -20,6 +20,10 @@ from engine.closed_form.walk import Backward, Meter, run_forward
 from engine.errors import UnsupportedError
 from engine.recipes import DTYPE_BYTES, RECIPES
 from engine.spec import RunSpec
+
+
+DEFAULT_SELECTIVE = ("norms", "attention-core", "mlp-activation")
+"""What `selective` recomputes: large tensors that cost few FLOPs to make again."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,10 @@ def schedule_of(spec: RunSpec) -> Schedule:
         return [(Leaf(), layers)]
     if plan.kind == "segments":
         return segments(layers, plan.segment_length(layers))
+    if plan.kind == "nested":
+        return nested(layers)
+    if plan.kind == "selective":
+        return [(Leaf(frozenset(plan.groups or DEFAULT_SELECTIVE)), layers)]
     raise UnsupportedError("checkpointing", f"{spec.checkpointing} has no closed form yet")
 
 
@@ -58,7 +66,6 @@ def walk_step(spec: RunSpec) -> Step:
         block_tape(context),
         meter,
         sum(p.elements for p in block_parameters(arch)) * size,
-        rng_bytes=RNG_STATE_BYTES if context.dropout else 0,
         accumulated=accumulated,
     )
     schedule = schedule_of(spec)

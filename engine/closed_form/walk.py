@@ -64,6 +64,57 @@ def _category(name: str, kept: Collection[str], output: str | None) -> str:
     return "activations" if name in kept or name == output else "temporaries"
 
 
+class _Again:
+    """Tensors of a tape that are alive in its backward, and the making again of those that are not."""
+
+    def __init__(self, meter: Meter, tape: Tape, alive: set[str]) -> None:
+        self.meter, self.tape, self.alive = meter, tape, alive
+        self.waiting = Counter(name for op in tape.ops for name in op.saves if name in tape.saved)
+        self.sources: Counter[str] = Counter()
+        """How many tensors still to be made again read each tensor."""
+        if not self.alive.issuperset(self.waiting):
+            pending = [name for name in self.waiting if name not in alive]
+            while pending:
+                for read in self._reads(pending.pop()):
+                    if not self.sources[read] and read not in alive and read not in self.waiting:
+                        pending.append(read)
+                    self.sources[read] += 1
+
+    def _reads(self, name: str) -> tuple[str, ...]:
+        """A dropout mask depends on the generator alone."""
+        return () if self.tape.tensors[name].dtype == "bool" else self.tape.makers[name].reads
+
+    def need(self, name: str) -> None:
+        if name in self.alive or self.tape.tensors[name].parameter:
+            return
+        reads = self._reads(name)
+        for read in reads:
+            self.need(read)
+        self.alive.add(name)
+        self.meter.add("activations", self.tape.tensors[name].bytes)
+        self.meter.blip(self.tape.makers[name].scratch)
+        for read in reads:
+            self.sources[read] -= 1
+            self._drop_if_done(read)
+
+    def done(self, name: str) -> None:
+        """One op that saved `name` has run backward."""
+        if name in self.waiting:
+            self.waiting[name] -= 1
+            self._drop_if_done(name)
+
+    def _drop_if_done(self, name: str) -> None:
+        if name in self.alive and not self.waiting[name] and not self.sources[name]:
+            self.alive.remove(name)
+            self.meter.add("activations", -self.tape.tensors[name].bytes)
+
+    def close(self) -> None:
+        """The block's graph is gone, and with it what was kept only to make other tensors again."""
+        for name in tuple(self.alive):
+            self.alive.remove(name)
+            self.meter.add("activations", -self.tape.tensors[name].bytes)
+
+
 @dataclass
 class _Gradient:
     """A gradient storage that several consumers may share."""
@@ -89,15 +140,17 @@ class Backward:
         """The gradient of one tape's input is the gradient of the tape before's output."""
         self.flowing[new] = self.flowing.pop(old)
 
-    def run(self, tape: Tape, *, keep: Collection[str] = ()) -> None:
-        """Backward of a tape whose saved tensors are alive. `keep` names those another tape frees."""
-        waiting = Counter(name for op in tape.ops for name in op.saves if name in tape.saved)
+    def run(self, tape: Tape, kept: Collection[str] | None = None) -> None:
+        """Backward of a tape of which `kept` (by default, all that it saves) is alive; the rest is made again when
+        an op asks for it."""
+        again = _Again(self.meter, tape, set(tape.saved if kept is None else kept))
         for op in reversed(tape.ops):
+            for name in op.saves:
+                again.need(name)
             self._run_op(tape, op)
             for name in op.saves:
-                waiting[name] -= 1
-                if name in tape.saved and not waiting[name] and name not in keep:
-                    self.meter.add("activations", -tape.saved[name].bytes)
+                again.done(name)
+        again.close()
 
     def _run_op(self, tape: Tape, op: Op) -> None:
         incoming = [self.flowing.pop(tensor.name) for tensor in op.makes if tensor.name in self.flowing]

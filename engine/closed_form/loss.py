@@ -1,11 +1,12 @@
-"""The head and the cross-entropy as a tape, by implementation."""
+"""The final norm, and the loss from hidden states to the gradients it leaves."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
 from engine.closed_form.block import Context, norm
-from engine.closed_form.tape import OUTSIDE, Op, Tape, Tensor
+from engine.closed_form.tape import OUTSIDE, Tape, Tensor
 from engine.recipes import DTYPE_BYTES
 
 
@@ -17,35 +18,46 @@ def final_norm_tape(context: Context) -> Tape:
     return tape
 
 
+@dataclass(frozen=True)
+class Loss:
+    """The fused loss takes its gradient in forward: backward needs that and nothing else."""
+
+    grad_hidden: Tensor
+    grad_head: Tensor
+    scalar: Tensor
+    scratch_bytes: int
+    """Bytes alive at the worst moment inside it, beside these."""
+    flops: int
+    logits: Tensor
+    """The logits of one chunk."""
+
+    @property
+    def kept(self) -> tuple[Tensor, ...]:
+        return self.grad_hidden, self.grad_head, self.scalar
+
+
 @cache
-def loss_tape(context: Context) -> Tape:
-    """Logits, log-softmax and the mean negative log-likelihood of the targets."""
+def fused_loss(context: Context, chunks: int) -> Loss:
+    """`engine.losses`: logits in the compute dtype, softmax in fp32, gradient in place, ⌈N/chunks⌉ rows at a time.
+
+    The logits of a chunk are alive with their fp32 copy, then the fp32 softmax with its gradient; from the second
+    chunk on, the chunk before still has its gradient. Autocast adds bf16 copies of the head and of its gradient.
+    """
     arch = context.arch
-    tape = Tape()
-    hidden = tape.input(context.stream("hidden", OUTSIDE))
-    targets = tape.input(Tensor("targets", (context.batch, context.seq), "int64", OUTSIDE, "B·S", differentiable=False))
-    shape = (context.batch, context.seq, arch.vocab)
-    weight_bytes = arch.vocab * arch.hidden * DTYPE_BYTES[context.weight]
-    flops = 2 * context.rows * arch.vocab * arch.hidden
-    logits = tape.add(
-        Op("logits", OUTSIDE, reads=(hidden.name,), makes=(Tensor("logits", shape, context.compute, OUTSIDE, "B·S·V"),),
-           saves=(hidden.name,), weights=(("head.weight", weight_bytes),), flops=flops, backward_flops=2 * flops,
-           product=True, weight_bytes=weight_bytes)
-    )  # fmt: skip
-    held = [logits]
-    if logits.dtype != "fp32":
-        wide = Tensor("logits_fp32", shape, "fp32", OUTSIDE, "B·S·V")
-        logits = tape.add(Op("logits.float", OUTSIDE, reads=(logits.name,), makes=(wide,)))
-        held.append(logits)
-    log_probabilities = Tensor("log_softmax", shape, "fp32", OUTSIDE, "B·S·V")
-    tape.add(
-        Op("log_softmax", OUTSIDE, reads=(logits.name,), makes=(log_probabilities,), saves=(log_probabilities.name,))
+    size = DTYPE_BYTES[context.compute]
+    rows = -(-context.rows // chunks)
+    logits = Tensor("logits", (rows, arch.vocab), context.compute, OUTSIDE, "⌈B·S/chunks⌉·V", differentiable=False)
+    head = arch.vocab * arch.hidden
+    softmax = logits.elements * (4 if size == 4 else 4 + size) + 12 * rows
+    products = logits.bytes + rows * arch.hidden * size + (head * size if context.autocast else 0)
+    scratch = max(softmax + (logits.bytes if context.rows > rows else 0), products)
+    if context.autocast:
+        scratch += head * size + rows * arch.hidden * size
+    return Loss(
+        grad_hidden=context.stream("loss.grad_hidden", OUTSIDE),
+        grad_head=Tensor("loss.grad_head", (arch.vocab, arch.hidden), context.weight, OUTSIDE, "V·d"),
+        scalar=Tensor("loss", (), "fp32", OUTSIDE, "1"),
+        scratch_bytes=scratch,
+        flops=3 * 2 * context.rows * head,
+        logits=logits,
     )
-    loss = Tensor("loss", (), "fp32", OUTSIDE, "1")
-    total = Tensor("loss.total_weight", (), "fp32", OUTSIDE, "1", differentiable=False)
-    tape.add(
-        Op("nll_loss", OUTSIDE, reads=(log_probabilities.name,), makes=(loss, total),
-           saves=(log_probabilities.name, targets.name, total.name))
-    )  # fmt: skip
-    tape.hold(*held)
-    return tape

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from engine.checkpoint_names import parse_checkpointing
 from engine.closed_form.block import Context, block_tape, context_of, embedding_tape
-from engine.closed_form.loss import final_norm_tape, loss_tape
+from engine.closed_form.loss import final_norm_tape, fused_loss
 from engine.closed_form.schedule import Chain, Leaf, Schedule, nested, segments
 from engine.closed_form.states import (
     block_parameters,
@@ -20,7 +20,6 @@ from engine.closed_form.walk import Backward, Meter, run_forward
 from engine.errors import UnsupportedError
 from engine.recipes import DTYPE_BYTES, RECIPES
 from engine.spec import RunSpec
-
 
 DEFAULT_SELECTIVE = ("norms", "attention-core", "mlp-activation")
 """What `selective` recomputes: large tensors that cost few FLOPs to make again."""
@@ -69,36 +68,50 @@ def walk_step(spec: RunSpec) -> Step:
         accumulated=accumulated,
     )
     schedule = schedule_of(spec)
-    saved = _forward(context, chain, schedule)
+    saved = _forward(spec, context, chain, schedule)
     meter.phase = "backward"
     backward = Backward(meter, accumulated=accumulated)
-    _backward(context, chain, schedule, backward)
+    _backward(spec, context, chain, schedule, backward)
     meter.phase = "optimizer"
     optimizer = optimizer_peak_bytes(arch, recipe, spec.optimizer)
     meter.blip(optimizer - gradient_bytes)
     return Step(meter, saved, schedule)
 
 
-def _forward(context: Context, chain: Chain, schedule: Schedule) -> int:
+def _forward(spec: RunSpec, context: Context, chain: Chain, schedule: Schedule) -> int:
     """Tokens to loss; the bytes kept for backward."""
     meter = chain.meter
     before = meter.total
-    embedding, final_norm, loss = embedding_tape(context), final_norm_tape(context), loss_tape(context)
-    meter.add("activations", total_bytes(embedding.inputs.values()) + loss.inputs["targets"].bytes)
+    embedding, final_norm = embedding_tape(context), final_norm_tape(context)
+    loss = fused_loss(context, spec.loss_chunks)
+    token_bytes = total_bytes(embedding.inputs.values())
+    meter.add("activations", token_bytes)
+    meter.add("temporaries", token_bytes)  # the targets, until the loss is there
     run_forward(meter, embedding, embedding.saved)
     chain.forward(schedule)
     run_forward(meter, final_norm, final_norm.saved)
-    run_forward(meter, loss, loss.saved)
+    meter.add("activations", loss.grad_hidden.bytes + loss.scalar.bytes)
+    meter.add("activations" if context.arch.tied or chain.accumulated else "gradients", loss.grad_head.bytes)
+    meter.blip(loss.scratch_bytes)
+    meter.add("temporaries", -token_bytes)
+    meter.add("activations", -loss.grad_hidden.bytes)  # as large as the hidden states, which die here
     return meter.total - before
 
 
-def _backward(context: Context, chain: Chain, schedule: Schedule, backward: Backward) -> None:
-    embedding, final_norm, loss = embedding_tape(context), final_norm_tape(context), loss_tape(context)
-    chain.meter.add("temporaries", 4)
-    backward.seed("loss", 4)
-    backward.run(loss)
-    backward.rename("hidden", "norm")
+def _backward(spec: RunSpec, context: Context, chain: Chain, schedule: Schedule, backward: Backward) -> None:
+    meter = chain.meter
+    embedding, final_norm = embedding_tape(context), final_norm_tape(context)
+    loss = fused_loss(context, spec.loss_chunks)
+    meter.add("activations", -loss.grad_hidden.bytes)
+    meter.add("temporaries", loss.grad_hidden.bytes)
+    if chain.accumulated and not context.arch.tied:
+        meter.add("activations", -loss.grad_head.bytes)
+    backward.seed("norm", loss.grad_hidden.bytes)
     backward.run(final_norm)
     chain.backward(schedule, backward)
     backward.rename("x", embedding.ops[-1].makes[0].name)
     backward.run(embedding)
+    if context.arch.tied:  # the head's gradient waited; the sum of both is a third tensor
+        meter.add("temporaries", loss.grad_head.bytes)
+        meter.add("temporaries", -loss.grad_head.bytes)
+        meter.add("activations", -loss.grad_head.bytes)

@@ -8,16 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from engine.architecture import Architecture
 from engine.attention import Kernel, select_kernel
-from engine.checkpoint_names import parse_checkpointing
+from engine.checkpoint_names import Checkpointing, parse_checkpointing
 from engine.checkpointing import apply_checkpointing
+from engine.checkpointing.segments import Passed
 from engine.errors import UnsupportedError
 from engine.losses import cross_entropy
-from engine.models.decoder import Decoder, initialise
+from engine.models.decoder import Decoder, initialise, initialise_parameter, rotary_tables
+from engine.models.huggingface import HuggingFaceModel, build_huggingface
+from engine.offload.assembly import Offload, hollow, offloads
+from engine.offload.optimizer import OffloadedOptimizer
 from engine.optimizers import DTYPES, DeviceOptimizer
 from engine.recipes import RECIPES
 from engine.spec import RunSpec
@@ -60,10 +66,11 @@ class Training:
 
     spec: RunSpec
     device: torch.device
-    model: Decoder
+    model: Decoder | HuggingFaceModel
     blocks: list[nn.Module]
     kernel: Kernel
-    optimizer: DeviceOptimizer
+    optimizer: DeviceOptimizer | OffloadedOptimizer
+    offload: Offload | None = None
     notes: list[str] = field(default_factory=list)
 
     def step(self, index: int, marker: PhaseMarker = unmarked) -> Tensor:
@@ -78,16 +85,26 @@ class Training:
             del loss
         with marker("optimizer"):
             self.optimizer.step()
+            if self.offload and self.offload.parameters:
+                self.offload.parameters.end_step()
         return total
 
     def _forward(self, number: int) -> Tensor:
         tokens, targets = self._batch(number)
         recipe = RECIPES[self.spec.precision]
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=recipe.autocast):
-            hidden = self.model(tokens)
-            loss = cross_entropy(hidden, self.model.head_weight, targets, chunks=self.spec.loss_chunks)
+        lower = self.offload.forward() if self.offload else nullcontext()
+        with lower, torch.autocast(self.device.type, torch.bfloat16, enabled=recipe.autocast):
+            loss = self._loss(tokens, targets)
         mean: Tensor = loss / self.spec.grad_accumulation if self.spec.grad_accumulation > 1 else loss
         return mean
+
+    def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Ours on hidden states, or the standard one; transformers' classes bring their own standard loss."""
+        fused = self.spec.fused_loss
+        if isinstance(self.model, HuggingFaceModel) and not fused:
+            return self.model.loss(tokens, targets)
+        hidden = self.model(tokens)
+        return cross_entropy(hidden, self.model.head_weight, targets, chunks=self.spec.loss_chunks, fused=fused)
 
     def _batch(self, number: int) -> tuple[Tensor, Tensor]:
         """Random tokens and targets, each (B, S) int64, from the seed and the batch's number alone."""
@@ -104,11 +121,27 @@ class Training:
             "optimizer_states": storage_bytes(self.optimizer.tensors()),
         }
 
+    def close(self) -> None:
+        """Stop what runs beside the training thread and remove its files."""
+        if self.offload:
+            self.offload.close()
 
-def build(spec: RunSpec, device: torch.device) -> Training:
-    """Model, policy, kernel and optimizer of a training spec, initialised from its seed."""
+
+def build(
+    spec: RunSpec,
+    device: torch.device,
+    *,
+    arch: Architecture | None = None,
+    plan: Checkpointing | None = None,
+    initialised: bool = True,
+) -> Training:
+    """Model, policy, kernel and optimizer of a training spec, initialised from its seed.
+
+    `arch` and `plan` stand in for the spec's own (the simulator builds the same model with fewer blocks);
+    `initialised=False` leaves a transformers model's values as they come (fake tensors have none).
+    """
     recipe = RECIPES[spec.precision]
-    arch = spec.architecture
+    arch = arch or spec.architecture
     kernel = select_kernel(
         spec.attention,
         device=device,
@@ -117,27 +150,73 @@ def build(spec: RunSpec, device: torch.device) -> Training:
         dropout=spec.dropout,
     )
     torch.manual_seed(spec.seed)
-    model = build_decoder(spec, device, kernel)
-    blocks = list(model.blocks)
-    optimizer = DeviceOptimizer(model.parameters(), recipe, spec.optimizer)
-    apply_checkpointing(model.blocks, parse_checkpointing(spec.checkpointing), dropout=spec.dropout > 0)
-    notes = [kernel.note] if kernel.note else []
-    return Training(spec, device, model.train(), blocks, kernel, optimizer, notes)
+    model = build_model(spec, arch, device, kernel, initialised)
+    lists = model.block_lists if isinstance(model, HuggingFaceModel) else [model.blocks]
+    blocks = [block for blocks in lists for block in blocks]
+    offload = _build_offload(spec, arch, device, model, blocks) if offloads(spec) else None
+    optimizer = (offload and offload.optimizer) or DeviceOptimizer(model.parameters(), recipe, spec.optimizer)
+    for stack in lists:
+        apply_checkpointing(stack, plan or parse_checkpointing(spec.checkpointing), dropout=spec.dropout > 0)
+    notes = model.notes if isinstance(model, HuggingFaceModel) else [kernel.note]
+    if offload:
+        notes = [*notes, *offload.warnings]
+        if spec.offload_activations != "none":
+            offload.send_activations(_last_to_run(lists), model.parameters())
+    return Training(spec, device, model.train(), blocks, kernel, optimizer, offload, [note for note in notes if note])
 
 
-def build_decoder(spec: RunSpec, device: torch.device, kernel: Kernel) -> Decoder:
+def _last_to_run(lists: list[nn.ModuleList]) -> nn.Module:
+    """The last entry of the last stack that runs blocks: a checkpoint segment stands where its first block was."""
+    return [entry for entry in lists[-1] if not isinstance(entry, Passed)][-1]
+
+
+def _build_offload(
+    spec: RunSpec, arch: Architecture, device: torch.device, model: Decoder | HuggingFaceModel, blocks: list[nn.Module]
+) -> Offload:
+    """The tiers below the device. Hollow blocks of our decoder are filled one at a time."""
+    fill = None
+    if isinstance(model, Decoder) and spec.offload_parameters != "none":
+        fill = partial(initialise_parameter, layers=arch.layers, seed=spec.seed)
+    return Offload(spec, device, model, blocks, fill)
+
+
+def build_model(
+    spec: RunSpec, arch: Architecture, device: torch.device, kernel: Kernel, initialised: bool
+) -> Decoder | HuggingFaceModel:
+    """Our decoder for presets and made-up shapes of its two styles; transformers' class for the other families and
+    for a config that the user hands in."""
+    if spec.runs_transformers:
+        return build_huggingface(
+            arch,
+            attention=spec.attention,
+            kernel=kernel,
+            dropout=spec.dropout,
+            dtype=DTYPES[RECIPES[spec.precision].weight],
+            device=device,
+            initialise=initialised,
+        )
+    return build_decoder(spec, device, kernel, arch)
+
+
+def build_decoder(spec: RunSpec, device: torch.device, kernel: Kernel, arch: Architecture | None = None) -> Decoder:
     """The decoder of a spec, in the recipe's weight dtype, initialised."""
-    arch = spec.architecture
+    arch = arch or spec.architecture
     if arch.style == "other":
         raise UnsupportedError(
             "model", f"{arch.name} ({arch.model_type}) needs the transformers class, which is not here"
         )
+    apart = spec.offload_parameters != "none"
+    dtype, positions = DTYPES[RECIPES[spec.precision].weight], spec.seq + spec.new_tokens
     default = torch.get_default_dtype()
-    torch.set_default_dtype(DTYPES[RECIPES[spec.precision].weight])
+    torch.set_default_dtype(dtype)
     try:
-        with device:
-            model = Decoder(arch, kernel, dropout=spec.dropout, positions=spec.seq + spec.new_tokens)
+        with torch.device("meta") if apart else device:
+            model = Decoder(arch, kernel, dropout=spec.dropout, positions=positions)
     finally:
         torch.set_default_dtype(default)
+    if apart:
+        hollow(model, device, model.blocks)
+        if model.uses_rotary:
+            model.rotary_cos, model.rotary_sin = (table.to(device) for table in rotary_tables(arch, positions, dtype))
     initialise(model, spec.seed)
     return model

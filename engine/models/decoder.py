@@ -215,6 +215,7 @@ def initialise_parameter(name: str, parameter: Tensor, layers: int, seed: int) -
 
 
 def initialise(model: Decoder, seed: int) -> None:
-    """Fill every parameter of a freshly built decoder."""
+    """Fill every parameter of a freshly built decoder that has memory (an offloaded block's gets its own later)."""
     for name, parameter in model.named_parameters():
-        initialise_parameter(name, parameter, len(model.blocks), seed)
+        if parameter.untyped_storage().nbytes():
+            initialise_parameter(name, parameter, len(model.blocks), seed)

@@ -1,0 +1,82 @@
+"""Where each tensor of a unit lies in its tier. Torch-free, so that predictions count the same bytes.
+
+A unit is what moves as a whole: the parameters of one block, or those outside the blocks. Its weights come first and
+its states (master copy, moments) after them, each part starting at a page, so that either can be read alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.recipes import BLOCK_8BIT, DTYPE_BYTES, MOMENTS, Recipe
+
+PAGE_BYTES = 4096
+TENSOR_BYTES = 64  # every tensor starts at a cache line
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One tensor inside a unit."""
+
+    kind: str
+    """`weight`, `master`, `moment`, `scale` or `step`."""
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnitLayout:
+    """The pieces of each parameter in turn, and the bytes of the two parts."""
+
+    parameters: tuple[tuple[Piece, ...], ...]
+    weight_bytes: int
+    state_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.state_bytes
+
+
+def unit_layout(shapes: Sequence[tuple[int, ...]], recipe: Recipe, optimizer: str) -> UnitLayout:
+    """Lay out a unit whose parameters have these shapes."""
+    pieces: list[list[Piece]] = []
+    end = 0
+    for shape in shapes:
+        weight, end = _place("weight", end, shape, recipe.weight)
+        pieces.append([weight])
+    weight_bytes = end = _pages(end)
+    for shape, own in zip(shapes, pieces, strict=True):
+        for kind, size, dtype in _states(shape, recipe, optimizer):
+            piece, end = _place(kind, end, size, dtype)
+            own.append(piece)
+    return UnitLayout(tuple(tuple(own) for own in pieces), weight_bytes, _pages(end) - weight_bytes)
+
+
+def _states(shape: tuple[int, ...], recipe: Recipe, optimizer: str) -> list[tuple[str, tuple[int, ...], str]]:
+    """(kind, shape, dtype) of what `engine.optimizers.make_slot` keeps for one parameter."""
+    states: list[tuple[str, tuple[int, ...], str]] = [("master", shape, "fp32")] if recipe.master else []
+    if optimizer == "adamw-8bit":
+        count = _elements(shape)
+        states += [("moment", (count,), "int8"), ("scale", (-(-count // BLOCK_8BIT),), "fp32")] * 2
+    else:
+        states += [("moment", shape, recipe.moment)] * MOMENTS[optimizer]
+    return states + ([("step", (), "fp32")] if MOMENTS[optimizer] else [])
+
+
+def _place(kind: str, start: int, shape: tuple[int, ...], dtype: str) -> tuple[Piece, int]:
+    """A piece at `start`, and where the next one may start."""
+    count = _elements(shape) * DTYPE_BYTES[dtype]
+    return Piece(kind, start, shape, dtype), -(-(start + count) // TENSOR_BYTES) * TENSOR_BYTES
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _pages(count: int) -> int:
+    return -(-count // PAGE_BYTES) * PAGE_BYTES

@@ -73,8 +73,8 @@ def standard(tape: Tape, context: Context, q: Tensor, k: Tensor, v: Tensor) -> T
     single = context.batch == 1 or arch.kv_heads == 1 or context.seq == 1
     held: list[Tensor] = [q, k, v]
 
-    def scores(name: str, dtype: str, *, differentiable: bool = True) -> Tensor:
-        return Tensor(f"attention.{name}", square, dtype, CORE, "B·H·S²", differentiable)
+    def scores(name: str, dtype: str, *, differentiable: bool = True, group: str = CORE) -> Tensor:
+        return Tensor(f"attention.{name}", square, dtype, group, "B·H·S²", differentiable)
 
     def by_head(x: Tensor, view: bool) -> Tensor:
         x = _cast(tape, context, x)
@@ -92,7 +92,8 @@ def standard(tape: Tape, context: Context, q: Tensor, k: Tensor, v: Tensor) -> T
     flops = core_flops(context) // 2
     bias = Tensor("attention.bias", (groups * context.seq, context.seq), context.compute, CORE, "G·S²",
                   differentiable=False)  # fmt: skip
-    tape.add(Op("attention.bias", CORE, reads=(), makes=(bias,), scratch=bias.bytes // groups))
+    begun = rows is not q or keys is not k  # what runs before the core's first op belongs to the projections
+    tape.add(Op("attention.bias", CORE if begun else "qkv", reads=(), makes=(bias,), scratch=bias.bytes // groups))
     raw = tape.add(
         Op("attention.scores", CORE, reads=(rows.name, keys.name, bias.name),
            makes=(scores("scores", context.compute),), saves=(rows.name, keys.name), flops=flops,
@@ -101,10 +102,10 @@ def standard(tape: Tape, context: Context, q: Tensor, k: Tensor, v: Tensor) -> T
     weights = scores("softmax", context.compute)
     weights = tape.add(Op("attention.softmax", CORE, reads=(raw.name,), makes=(weights,), saves=(weights.name,)))
     if context.dropout:
-        mask = scores("dropout_mask", "bool", differentiable=False)
-        dropped = scores("dropped", context.compute)
+        mask = scores("dropout_mask", "bool", differentiable=False, group="dropout")
+        dropped = scores("dropped", context.compute, group="dropout")
         weights = tape.add(
-            Op("attention.dropout", CORE, reads=(weights.name,), makes=(dropped, mask), saves=(mask.name,),
+            Op("attention.dropout", "dropout", reads=(weights.name,), makes=(dropped, mask), saves=(mask.name,),
                backward_scratch=0 if context.cuda else 2 * dropped.bytes)
         )  # fmt: skip
     values = by_head(v, single)

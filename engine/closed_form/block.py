@@ -178,9 +178,9 @@ def block_tape(context: Context) -> Tape:
     tape = Tape()
     x = tape.input(context.stream("x", "norms"))
     branch = attention(tape, context, norm(tape, context, x, "attention_norm", "norms"))
-    middle = add(tape, context, x, dropout(tape, context, branch, "attention.dropped"), "x_middle")
+    middle = add(tape, context, x, dropout(tape, context, branch, "attention.out_dropped"), "x_middle")
     branch = mlp(tape, context, norm(tape, context, middle, "mlp_norm", "norms"))
-    out = add(tape, context, middle, dropout(tape, context, branch, "mlp.dropped"), "x_out")
+    out = add(tape, context, middle, dropout(tape, context, branch, "mlp.out_dropped"), "x_out")
     tape.hold(middle)
     assert out.shape == x.shape
     return tape

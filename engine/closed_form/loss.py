@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from engine.closed_form.block import Context, norm
-from engine.closed_form.tape import OUTSIDE, Tape, Tensor
+from engine.closed_form.block import Context, linear, norm
+from engine.closed_form.tape import OUTSIDE, Op, Tape, Tensor
+from engine.closed_form.walk import Backward, Meter, run_forward
 from engine.recipes import DTYPE_BYTES
 
 
@@ -61,3 +62,71 @@ def fused_loss(context: Context, chunks: int) -> Loss:
         flops=3 * 2 * context.rows * head,
         logits=logits,
     )
+
+
+@cache
+def standard_loss_tape(context: Context) -> Tape:
+    """Logits, their fp32 copy, log-softmax and the mean negative log-likelihood, as transformers does it: 4 bytes a
+    logit stay until backward, which holds 12 at once (10 and 12 in a 2-byte dtype)."""
+    arch = context.arch
+    tape = Tape()
+    hidden = tape.input(context.stream("hidden", OUTSIDE))
+    targets = tape.input(Tensor("targets", (context.batch, context.seq), "int64", OUTSIDE, "B·S", differentiable=False))
+    shape = (context.batch, context.seq, arch.vocab)
+    logits = linear(tape, context, hidden, "logits", arch.vocab, OUTSIDE, bias=False, formula="B·S·V")
+    held = [logits]
+    if logits.dtype != "fp32":
+        wide = Tensor("logits_fp32", shape, "fp32", OUTSIDE, "B·S·V")
+        logits = tape.add(Op("logits.float", OUTSIDE, reads=(logits.name,), makes=(wide,)))
+        held.append(logits)
+    log_probabilities = Tensor("log_softmax", shape, "fp32", OUTSIDE, "B·S·V")
+    tape.add(
+        Op("log_softmax", OUTSIDE, reads=(logits.name,), makes=(log_probabilities,), saves=(log_probabilities.name,))
+    )
+    loss = Tensor("loss", (), "fp32", OUTSIDE, "1")
+    total = Tensor("loss.total_weight", (), "fp32", OUTSIDE, "1", differentiable=False)
+    tape.add(
+        Op("nll_loss", OUTSIDE, reads=(log_probabilities.name,), makes=(loss, total),
+           saves=(log_probabilities.name, targets.name, total.name))
+    )  # fmt: skip
+    tape.hold(*held)
+    return tape
+
+
+def loss_forward(meter: Meter, context: Context, chunks: int, *, fused: bool, accumulated: bool) -> None:
+    """Hidden states (alive) to the loss; the targets are alive when it starts."""
+    targets = 8 * context.rows
+    if not fused:
+        tape = standard_loss_tape(context)
+        meter.move(targets, "temporaries", "activations")
+        run_forward(meter, tape, tape.saved)
+        return
+    loss = fused_loss(context, chunks)
+    meter.add("activations", loss.grad_hidden.bytes + loss.scalar.bytes)
+    meter.add("activations" if context.arch.tied or accumulated else "gradients", loss.grad_head.bytes)
+    meter.blip(loss.scratch_bytes)
+    meter.add("temporaries", -targets)
+    meter.add("activations", -loss.grad_hidden.bytes)  # the hidden states, which are as large, die here
+
+
+def loss_backward(meter: Meter, context: Context, backward: Backward, *, fused: bool) -> None:
+    """Leaves the gradient of the final norm's output flowing, and a tied head's gradient waiting."""
+    if not fused:
+        backward.seed("loss", 4)
+        meter.add("temporaries", 4)
+        backward.run(standard_loss_tape(context), tied_head=context.arch.tied)
+        backward.rename("hidden", "norm")
+        return
+    loss = fused_loss(context, 1)
+    meter.move(loss.grad_hidden.bytes, "activations", "temporaries")
+    if backward.accumulated and not context.arch.tied:
+        meter.add("activations", -loss.grad_head.bytes)
+    backward.seed("norm", loss.grad_hidden.bytes)
+
+
+def join_tied_head(meter: Meter, context: Context, *, fused: bool) -> None:
+    """The embedding's gradient is there: a tied head's, which waited for it, is added. The sum is a third tensor."""
+    if context.arch.tied:
+        count = context.arch.vocab * context.arch.hidden * DTYPE_BYTES[context.weight]
+        meter.blip(count)
+        meter.add("activations" if fused else "temporaries", -count)

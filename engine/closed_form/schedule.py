@@ -72,6 +72,20 @@ class Chain:
     parameter_bytes: int
     """Gradient bytes of one block."""
     accumulated: bool = False
+    first_forward: bool = True
+    """Not a recomputation."""
+    cached: int = 0
+    """Bytes that forward leaves alive until it ends, beside what is kept."""
+
+    @property
+    def cached_bytes(self) -> int:
+        """Autocast caches the bf16 copies of a block's weights until its context ends."""
+        return total_bytes(t for t in self.tape.saved.values() if t.name.endswith(".weight_bf16"))
+
+    def drop_cache(self) -> None:
+        """The forward's autocast context ends."""
+        self.meter.add("temporaries", -self.cached)
+        self.cached, self.first_forward = 0, False
 
     @property
     def boundary(self) -> Tensor:
@@ -99,6 +113,7 @@ class Chain:
                     self._forward_node(node, final)
                 else:
                     self.meter.add("activations", self.kept_bytes(node) * times)
+                    self._cache(node, times)
 
     def _forward_node(self, node: Node, final: bool) -> None:
         if isinstance(node, Leaf):
@@ -109,6 +124,14 @@ class Chain:
         self.meter.add("temporaries", travelling)
         run_forward(self.meter, self.tape, (), stop=None)
         self.meter.add("temporaries", -travelling)
+        self._cache(node, 1)
+
+    def _cache(self, node: Node, times: int) -> None:
+        """Weight copies that a segment's inside does not keep."""
+        if isinstance(node, Segment) and self.first_forward:
+            count = self.cached_bytes * node.layers * times
+            self.cached += count
+            self.meter.add("temporaries", count)
 
     def backward(self, schedule: Schedule, backward: Backward) -> None:
         """Backward of a schedule whose kept tensors are alive; the gradient of its output is flowing."""

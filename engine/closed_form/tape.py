@@ -82,6 +82,7 @@ class Tape:
         """Append an op; its first product."""
         self.ops.append(op)
         for tensor in op.makes:
+            assert tensor.name not in self.tensors, tensor.name
             self.tensors[tensor.name] = tensor
         return op.makes[0]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from engine.checkpoint_names import parse_checkpointing
 from engine.closed_form.block import Context, block_tape, context_of, embedding_tape
-from engine.closed_form.loss import final_norm_tape, fused_loss
+from engine.closed_form.loss import final_norm_tape, join_tied_head, loss_backward, loss_forward
 from engine.closed_form.schedule import Chain, Leaf, Schedule, nested, segments
 from engine.closed_form.states import (
     block_parameters,
@@ -83,35 +83,22 @@ def _forward(spec: RunSpec, context: Context, chain: Chain, schedule: Schedule) 
     meter = chain.meter
     before = meter.total
     embedding, final_norm = embedding_tape(context), final_norm_tape(context)
-    loss = fused_loss(context, spec.loss_chunks)
     token_bytes = total_bytes(embedding.inputs.values())
     meter.add("activations", token_bytes)
-    meter.add("temporaries", token_bytes)  # the targets, until the loss is there
+    meter.add("temporaries", token_bytes)  # the targets
     run_forward(meter, embedding, embedding.saved)
     chain.forward(schedule)
     run_forward(meter, final_norm, final_norm.saved)
-    meter.add("activations", loss.grad_hidden.bytes + loss.scalar.bytes)
-    meter.add("activations" if context.arch.tied or chain.accumulated else "gradients", loss.grad_head.bytes)
-    meter.blip(loss.scratch_bytes)
-    meter.add("temporaries", -token_bytes)
-    meter.add("activations", -loss.grad_hidden.bytes)  # as large as the hidden states, which die here
+    loss_forward(meter, context, spec.loss_chunks, fused=spec.fused_loss, accumulated=chain.accumulated)
+    chain.drop_cache()
     return meter.total - before
 
 
 def _backward(spec: RunSpec, context: Context, chain: Chain, schedule: Schedule, backward: Backward) -> None:
-    meter = chain.meter
     embedding, final_norm = embedding_tape(context), final_norm_tape(context)
-    loss = fused_loss(context, spec.loss_chunks)
-    meter.add("activations", -loss.grad_hidden.bytes)
-    meter.add("temporaries", loss.grad_hidden.bytes)
-    if chain.accumulated and not context.arch.tied:
-        meter.add("activations", -loss.grad_head.bytes)
-    backward.seed("norm", loss.grad_hidden.bytes)
+    loss_backward(chain.meter, context, backward, fused=spec.fused_loss)
     backward.run(final_norm)
     chain.backward(schedule, backward)
     backward.rename("x", embedding.ops[-1].makes[0].name)
     backward.run(embedding)
-    if context.arch.tied:  # the head's gradient waited; the sum of both is a third tensor
-        meter.add("temporaries", loss.grad_head.bytes)
-        meter.add("temporaries", -loss.grad_head.bytes)
-        meter.add("activations", -loss.grad_head.bytes)
+    join_tied_head(chain.meter, context, fused=spec.fused_loss)

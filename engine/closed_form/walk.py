@@ -32,6 +32,11 @@ class Meter:
         if self.total > self.peak:
             self.peak, self.peak_phase, self.at_peak = self.total, self.phase, dict(self.live)
 
+    def move(self, count: int, source: str, target: str) -> None:
+        """Bytes change their category."""
+        self.live[source] -= count
+        self.live[target] += count
+
     def blip(self, count: int) -> None:
         """Temporary bytes that live only for a moment."""
         if count and self.total + count > self.peak:
@@ -131,6 +136,7 @@ class Backward:
         self.meter = meter
         self.accumulated = accumulated
         self.flowing: dict[str, _Gradient] = {}
+        self.waits = False
 
     def seed(self, name: str, count: int) -> None:
         """The gradient of `name`, `count` bytes, is alive already (the meter counts it)."""
@@ -140,9 +146,10 @@ class Backward:
         """The gradient of one tape's input is the gradient of the tape before's output."""
         self.flowing[new] = self.flowing.pop(old)
 
-    def run(self, tape: Tape, kept: Collection[str] | None = None) -> None:
+    def run(self, tape: Tape, kept: Collection[str] | None = None, *, tied_head: bool = False) -> None:
         """Backward of a tape of which `kept` (by default, all that it saves) is alive; the rest is made again when
-        an op asks for it."""
+        an op asks for it. A `tied_head`'s gradient waits for the embedding's, whatever has accumulated."""
+        self.waits = tied_head
         again = _Again(self.meter, tape, set(tape.saved if kept is None else kept))
         for op in reversed(tape.ops):
             for name in op.saves:
@@ -176,9 +183,9 @@ class Backward:
     def _weights(self, op: Op) -> None:
         """Parameter gradients: new ones stay; ones that are added to older ones do not."""
         count = sum(size for _, size in op.weights)
-        self.meter.add("temporaries" if self.accumulated else "gradients", count)
+        self.meter.add("temporaries" if self.accumulated or self.waits else "gradients", count)
         self.meter.blip(op.backward_scratch)
-        if self.accumulated:
+        if self.accumulated and not self.waits:
             self.meter.add("temporaries", -count)
 
     def _make(self, count: int) -> _Gradient:

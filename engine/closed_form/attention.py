@@ -92,8 +92,7 @@ def standard(tape: Tape, context: Context, q: Tensor, k: Tensor, v: Tensor) -> T
     flops = core_flops(context) // 2
     bias = Tensor("attention.bias", (groups * context.seq, context.seq), context.compute, CORE, "G·S²",
                   differentiable=False)  # fmt: skip
-    begun = rows is not q or keys is not k  # what runs before the core's first op belongs to the projections
-    tape.add(Op("attention.bias", CORE if begun else "qkv", reads=(), makes=(bias,), scratch=bias.bytes // groups))
+    tape.add(Op("attention.bias", CORE, reads=(), makes=(bias,), scratch=bias.bytes // groups))
     raw = tape.add(
         Op("attention.scores", CORE, reads=(rows.name, keys.name, bias.name),
            makes=(scores("scores", context.compute),), saves=(rows.name, keys.name), flops=flops,

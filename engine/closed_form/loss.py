@@ -100,6 +100,8 @@ def loss_forward(meter: Meter, context: Context, chunks: int, *, fused: bool, ac
         tape = standard_loss_tape(context)
         meter.move(targets, "temporaries", "activations")
         run_forward(meter, tape, tape.saved)
+        if "hidden" not in tape.saved:  # autocast saved a bf16 copy instead
+            meter.add("activations", -tape.inputs["hidden"].bytes)
         return
     loss = fused_loss(context, chunks)
     meter.add("activations", loss.grad_hidden.bytes + loss.scalar.bytes)

@@ -73,6 +73,11 @@ class RunSpec(BaseModel):
         default=1,
         description="Above 1, logits and cross-entropy are computed chunk by chunk and recomputed in backward.",
     )
+    loss: Literal["auto", "fused", "standard"] = Field(
+        default="auto",
+        description="`fused` ours: the gradient is made in forward and no logits are kept; `standard` logits and their "
+        "softmax are kept, as most training code does; `auto` is fused in our decoder and transformers' own in its classes.",
+    )
     offload_optimizer: Tier = Field(default="none", description="Where master weights and optimizer states live.")
     offload_parameters: Tier = Field(
         default="none", description="Where a block's parameters live while it does not run."
@@ -140,6 +145,19 @@ class RunSpec(BaseModel):
         return resolve_model(self.model).for_sequence(self.seq + (self.new_tokens if self.mode == "inference" else 0))
 
     @property
+    def runs_transformers(self) -> bool:
+        """The real transformers class runs: the user's own config, or a style that our decoder does not have."""
+        arch = self.architecture
+        return arch.from_user or arch.style == "other"
+
+    @property
+    def fused_loss(self) -> bool:
+        """Which loss `auto` means here. In chunks it is always ours."""
+        if self.loss != "auto":
+            return self.loss == "fused"
+        return self.loss_chunks > 1 or not self.runs_transformers
+
+    @property
     def spec_hash(self) -> str:
         """Sixteen hex digits that two specs share only if every field is equal."""
         canonical = json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":"))
@@ -163,6 +181,11 @@ def _refusals(spec: RunSpec) -> Iterator[tuple[str, bool, str]]:
     for name in ("prefill_chunk", "new_tokens"):
         wrong = training and getattr(spec, name) != 0
         yield f"{name}, mode", wrong, f"{name} needs mode=inference; with mode=train it must be 0"
+    yield (
+        "loss, loss_chunks",
+        spec.loss == "standard" and spec.loss_chunks > 1,
+        "the standard loss keeps all logits: use loss=fused (or auto) with loss_chunks above 1",
+    )
     yield (
         "prefill_chunk, seq",
         spec.prefill_chunk > spec.seq,

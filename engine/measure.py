@@ -50,11 +50,21 @@ def measure(spec: RunSpec, progress: Progress = silent) -> tuple[RunResult, Time
 def _measure_training(spec: RunSpec, device: torch.device, progress: Progress) -> tuple[RunResult, Timeline]:
     progress("build", 0, 1)
     training = build(spec, device)
+    try:
+        return _measure_built(training, progress)
+    finally:
+        training.close()
+
+
+def _measure_built(training: Training, progress: Progress) -> tuple[RunResult, Timeline]:
+    spec, device = training.spec, training.device
     losses = []
     for index in range(spec.warmup):
         progress("warmup", index + 1, spec.warmup)
         losses.append(float(training.step(index)))
+    written = training.offload.moved_bytes() if training.offload else {}
     timing, timed_losses = _time_steps(training, progress)
+    memory_below = _memory_below(training, written)
     progress("memory", 1, 1)
     trace, reserved = MemoryPass(training).run(spec.warmup + spec.steps)
     result = RunResult(
@@ -62,7 +72,7 @@ def _measure_training(spec: RunSpec, device: torch.device, progress: Progress) -
         spec_hash=spec.spec_hash,
         method="measured",
         outcome="ok",
-        memory=memory_of(trace, reserved),
+        memory=memory_of(trace, reserved).model_copy(update=memory_below),
         timing=timing,
         parameters=sum(parameter.numel() for parameter in training.model.parameters()),
         losses=losses + timed_losses,
@@ -86,6 +96,16 @@ def memory_of(trace: Trace, reserved_bytes: int | None) -> Memory:
     )
 
 
+def _memory_below(training: Training, moved_before: dict[str, int]) -> dict[str, int]:
+    """What the lower tiers hold at most, and what a timed step writes to the disk."""
+    if training.offload is None:
+        return {}
+    ledger = training.offload.ledger
+    written = (ledger.moved["written"] - moved_before.get("written", 0)) // training.spec.steps
+    held = {"host_peak_bytes": ledger.host.peak_bytes, "nvme_bytes": ledger.nvme.peak_bytes}
+    return held | ({"nvme_written_bytes_per_step": written} if ledger.nvme.peak_bytes else {})
+
+
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -96,12 +116,17 @@ def _time_steps(training: Training, progress: Progress) -> tuple[Timing, list[fl
     spec, device = training.spec, training.device
     phases: dict[str, list[float]] = defaultdict(list)
 
+    def exposed() -> float:
+        return training.offload.ledger.exposed() if training.offload else 0.0
+
     @contextmanager
     def clock(name: str) -> Iterator[None]:
-        start = time.perf_counter()
+        start, exposed_before = time.perf_counter(), exposed()
         yield
         _synchronize(device)
-        phases[name].append(time.perf_counter() - start)
+        waited = exposed() - exposed_before
+        phases[name].append(time.perf_counter() - start - waited)
+        phases["exposed_transfer"].append(waited)
 
     seconds, losses = [], []
     for index in range(spec.steps):
@@ -121,7 +146,7 @@ def _time_steps(training: Training, progress: Progress) -> tuple[Timing, list[fl
         step_seconds_p80=p80,
         steps=spec.steps,
         tokens_per_second=spec.tokens_per_step / median,
-        phases_seconds=PhaseSeconds(**totals, exposed_transfer=0.0),
+        phases_seconds=PhaseSeconds(**totals),
     )
     return timing, losses
 

@@ -21,7 +21,7 @@ from engine.training import Training
 MARK = "remat|"
 
 Mark = Callable[[str], None]
-"""Leaves a mark in the trace: `phase|NAME|+`, `block|NAME|-`, `grad|ADDRESS`."""
+"""Leaves a mark in the trace: `phase|NAME|+`, `block|NAME|-`, `grad|ADDRESS`, `param|ADDRESS`."""
 
 
 class MemoryPass:
@@ -44,6 +44,8 @@ class MemoryPass:
             yield
             mark(f"phase|{name}|-")
 
+        if self.training.offload:
+            self.training.offload.observe(lambda kind, tensor: mark(f"{kind}|{storage_key(tensor)}"))
         with marked(self.training.model, self.training.blocks, mark):
             self.training.step(index, phase)
 
@@ -156,6 +158,8 @@ def apply_mark(recorder: Recorder, text: str, now: float) -> None:
     kind, _, rest = text.partition("|")
     if kind == "grad":
         recorder.gradient(rest)
-    else:
+    elif kind == "param":
+        recorder.parameter(rest)
+    elif kind in ("phase", "block"):
         name, _, sign = rest.rpartition("|")
         (recorder.phase if kind == "phase" else recorder.block)(name, now, sign == "+")

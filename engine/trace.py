@@ -97,7 +97,8 @@ class Trace:
     def saved_bytes(self) -> int:
         """Bytes born in the first forward and alive when it ends: what backward needs, parameters excluded."""
         forward = next(span for span in self.phases if span.name == "forward")
-        return sum(s.bytes for s in self.storages if forward.start <= s.born <= forward.end < s.died)
+        kept = (s for s in self.storages if forward.start <= s.born <= forward.end < s.died)
+        return sum(storage.bytes for storage in kept if storage.category != "parameters")
 
 
 class Recorder:
@@ -124,6 +125,11 @@ class Recorder:
     def gradient(self, key: object) -> None:
         if storage := self.live.get(key):
             storage.category = "gradients"
+
+    def parameter(self, key: object) -> None:
+        """A parameter that is on the device only for a while."""
+        if storage := self.live.get(key):
+            storage.category = "parameters"
 
     def phase(self, name: str, time: float, enter: bool) -> None:
         if enter:

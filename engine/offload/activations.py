@@ -94,7 +94,7 @@ class ActivationOffload:
         key = (storage._cdata, tensor._version)
         parcel = self.sent[key][1]() if key in self.sent else None
         if parcel is None:
-            with self.link.ledger.exposed():
+            with self.link.ledger.waiting():
                 whole = tensor.as_strided((storage.nbytes() // tensor.itemsize,), (1,), 0)
                 parcel = Parcel(len(self.order), whole, self.link, self.arena)
             self.sent[key] = StorageWeakRef(storage), weakref.ref(parcel)
@@ -106,7 +106,7 @@ class ActivationOffload:
         if isinstance(saved, Tensor):
             return saved
         whole = saved.parcel.restore()
-        with self.link.ledger.exposed():
+        with self.link.ledger.waiting():
             saved.parcel.up.join()
         if self.link.overlap:
             self._restore_ahead(saved.parcel.number)

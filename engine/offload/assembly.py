@@ -139,10 +139,14 @@ class Offload:
         return self.activations if self.activations is not None else nullcontext()
 
     def observe(self, observer: Observer) -> None:
-        """Have `observer` told of gradients and fetched parameters."""
+        """Have `observer` told of what this frees and fills."""
         for part in (self.optimizer, self.parameters):
             if part is not None:
                 part.observer = observer
+
+    def moved_bytes(self) -> dict[str, int]:
+        """What has moved so far: `down`, `up`, `read`, `written`."""
+        return dict(self.ledger.moved)
 
     def close(self) -> None:
         """Stop the threads and remove the files."""

@@ -51,8 +51,13 @@ class Lane:
 class Copy:
     """A copy under way: `wait` blocks the calling thread until it landed, `join` only the compute stream."""
 
-    def __init__(self, future: Future[Any] | None = None, event: torch.cuda.Event | None = None) -> None:
-        self.future, self.event = future, event
+    def __init__(
+        self,
+        future: Future[Any] | None = None,
+        event: torch.cuda.Event | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self.future, self.event, self.ledger = future, event, ledger
 
     def wait(self) -> None:
         if self.future is not None:
@@ -63,8 +68,12 @@ class Copy:
     def join(self) -> None:
         if self.future is not None:
             self.future.result()
-        if self.event is not None:
+        if self.event is not None and self.ledger is not None:
+            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            before.record()
             torch.cuda.current_stream().wait_event(self.event)
+            after.record()
+            self.ledger.stalls.append((before, after))
 
 
 class Link:
@@ -93,16 +102,16 @@ class Link:
             event = self._down.record_event()
         self._stash.append((event, source))
         self._settle(MAX_STASHED if self.overlap else 0)
-        return Copy(event=event)
+        return Copy(event=event, ledger=self.ledger)
 
     def up(self, block: HostBlock, target: Tensor, offset: int = 0) -> Copy:
         """Copy from `offset` of a host block to memory that compute may have used. Call from the training thread."""
-        self.ledger.move("up", target.nbytes)
         if self.simulated:
+            self.ledger.move("up", target.nbytes)
             return Copy()
         source = block.view(offset, tuple(target.shape), target.dtype)
         if not self.cuda:
-            return Copy(self._lane.submit(target.copy_, source))
+            return Copy(self._lane.submit(self.update, source, target))
         copy = self.update(source, target, after=torch.cuda.current_stream().record_event())
         if not self.overlap:
             copy.wait()
@@ -110,6 +119,7 @@ class Link:
 
     def update(self, source: Tensor, target: Tensor, *, after: torch.cuda.Event | None = None) -> Copy:
         """Copy a host tensor into a device tensor that compute has finished with, by `after` at the latest."""
+        self.ledger.move("up", target.nbytes)
         if not self.cuda:
             target.copy_(source)
             return Copy()
@@ -117,7 +127,7 @@ class Link:
             if after is not None:
                 self._up.wait_event(after)
             target.copy_(source, non_blocking=True)
-            return Copy(event=self._up.record_event())
+            return Copy(event=self._up.record_event(), ledger=self.ledger)
 
     def _settle(self, keep: int) -> None:
         """Let go of the sources whose copy is done; wait until at most `keep` are held."""

@@ -30,7 +30,8 @@ from engine.spec import Optimizer as OptimizerName
 LANDING_BUFFERS = 3  # units whose gradients may wait in host memory while states are streamed from a file
 
 Observer = Callable[[str, Tensor], None]
-"""Told `grad` and a gradient when it is born, `param` and a parameter when its storage is."""
+"""Told of `grad` and a gradient when it is born, of `param` and `free` and a parameter when its storage is filled and
+emptied."""
 
 
 Deliver = Callable[[Unit, list[Slot]], list[Copy]]
@@ -95,7 +96,7 @@ class OffloadedOptimizer:
         grad = parameter.grad
         assert grad is not None
         self.observer("grad", grad)
-        with self.link.ledger.exposed():
+        with self.link.ledger.waiting():
             landing = self.landings.get(unit)
             if landing is None:
                 landing = self.landings[unit] = Landing(self.buffers.take(unit.layout.weight_bytes))
@@ -127,6 +128,7 @@ class OffloadedOptimizer:
         landing = self.landings.pop(unit)
         if self.link.simulated:
             self.buffers.give(landing.block)
+            self.states.store(unit)
         self.pending.append(self.lane.submit(self._update, unit, landing))
 
     @torch.no_grad()
@@ -168,7 +170,7 @@ class OffloadedOptimizer:
         self._drain()
         self.states.check()
         waited = time.perf_counter() - start - (self.arithmetic_seconds - arithmetic)
-        self.link.ledger.exposed_seconds += max(0.0, waited)
+        self.link.ledger.waited(max(0.0, waited))
 
     def _drain(self) -> None:
         for future in self.pending:

@@ -78,7 +78,7 @@ class ParameterOffload:
 
     def _need(self, unit: Unit, direction: str) -> None:
         self._fetch(unit)
-        with self.link.ledger.exposed():
+        with self.link.ledger.waiting():
             for copy in self.resident[unit]:
                 copy.join()
         self.resident[unit] = []
@@ -109,6 +109,7 @@ class ParameterOffload:
     def _empty(self, unit: Unit, parameter: Tensor) -> None:
         for copy in self.resident.get(unit, ()):
             copy.wait()
+        self.observer("free", parameter)
         parameter.untyped_storage().resize_(0)
 
     def end_step(self) -> None:

@@ -222,13 +222,15 @@ class NvmeStates:
         self.check()
 
     def fetch(self, unit: Unit) -> list[Copy]:
-        count = sum(parameter.nbytes for parameter in unit.parameters)
-        self.ledger.move("up", count)
+        if self.file is None:
+            self.ledger.move("read", unit.layout.weight_bytes)
         ready = torch.cuda.current_stream().record_event() if self.link.cuda else None
         return [Copy(self.fetcher.submit(self._fetch, unit, ready))]
 
     def prefetch(self, unit: Unit) -> None:
-        if self.link.overlap and self.file is not None:
+        if self.file is None:
+            self.ledger.move("read", unit.layout.total_bytes - self._first_read(unit))
+        elif self.link.overlap:
             self.reading[unit] = self.reader.submit(self._read, unit)
 
     def load(self, unit: Unit) -> list[Slot]:
@@ -238,6 +240,9 @@ class NvmeStates:
 
     def store(self, unit: Unit) -> None:
         start = 0 if self.stored else unit.layout.weight_bytes
+        if self.file is None:
+            self.ledger.move("written", unit.layout.total_bytes - start)
+            return
         self.writing[unit] = self.writer.submit(self._write, unit, self.loaded.pop(unit), start)
 
     def check(self) -> None:
@@ -269,11 +274,14 @@ class NvmeStates:
         self._written(unit)
         block = self.buffers.take(unit.layout.total_bytes)
         try:
-            self._transfer_in(unit, block, unit.layout.weight_bytes if self.derived else 0, unit.layout.total_bytes)
+            self._transfer_in(unit, block, self._first_read(unit), unit.layout.total_bytes)
         except BaseException:
             self.buffers.give(block)
             raise
         return block
+
+    def _first_read(self, unit: Unit) -> int:
+        return unit.layout.weight_bytes if self.derived else 0
 
     def _transfer_in(self, unit: Unit, block: HostBlock, start: int, stop: int) -> None:
         assert self.file is not None

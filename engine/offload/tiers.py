@@ -50,8 +50,9 @@ class Ledger:
     nvme: TierUsage = field(default_factory=TierUsage)
     moved: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     """Bytes by direction: `down` device to host, `up` host to device, `read` and `written` for files."""
-    exposed_seconds: float = 0.0
-    """Time the training thread stood still for a transfer."""
+    stalls: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
+    """Before and after each wait of the CUDA compute stream for a copy."""
+    _exposed_seconds: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def hold(self, tier: TierUsage, count: int) -> None:
@@ -62,14 +63,26 @@ class Ledger:
         with self._lock:
             self.moved[direction] += count
 
+    def waited(self, seconds: float) -> None:
+        """Compute waited for a transfer. For the training thread only."""
+        self._exposed_seconds += seconds
+
     @contextmanager
-    def exposed(self) -> Iterator[None]:
+    def waiting(self) -> Iterator[None]:
         """Counts its body as time that compute waited for a transfer. For the training thread only."""
         start = time.perf_counter()
         try:
             yield
         finally:
-            self.exposed_seconds += time.perf_counter() - start
+            self.waited(time.perf_counter() - start)
+
+    def exposed(self) -> float:
+        """Seconds so far that compute waited for transfers. Waits for the device."""
+        for before, after in self.stalls:
+            after.synchronize()
+            self.waited(before.elapsed_time(after) / 1e3)
+        self.stalls.clear()
+        return self._exposed_seconds
 
 
 @dataclass(eq=False, slots=True)

@@ -1,13 +1,15 @@
-"""Next-token cross-entropy from hidden states, whole or chunk by chunk. N = B·S tokens, d hidden, V vocabulary.
+"""Next-token cross-entropy from hidden states. N = B·S tokens, d hidden, V vocabulary.
 
-Logits are made in the compute dtype (e bytes an element), the softmax is taken in fp32, as transformers does. Peaks,
-beyond hidden states and weights: whole, 8·N·V bytes in forward and 12·N·V in backward; in C chunks 8·N·V / C in both,
-plus the weights' gradient (e·V·d) in backward, which is summed over the chunks in their dtype.
+`fused` (ours) takes the gradient in forward, in place, one chunk of rows at a time: the logits never outlive the loss,
+nothing is recomputed, and what backward needs is the gradient of the hidden states (N·d) and of the head (V·d). The
+idea is Liger's FusedLinearCrossEntropy (Hsu et al. 2024, arXiv 2410.10989, section 3.2), here in plain PyTorch.
+
+`standard` is what transformers and most training code do: logits in the compute dtype, softmax in fp32, both held
+until backward. Peaks in fp32, beyond hidden states and weights: standard 12·N·V bytes, fused 4·N·V / chunks + 4·V·d.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,50 +17,73 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunks: int = 1) -> Tensor:
-    """Mean cross-entropy of hidden (B, S, d) @ weight (V, d)ᵀ against targets (B, S), an fp32 scalar.
+def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunks: int = 1, fused: bool = True) -> Tensor:
+    """Mean cross-entropy, fp32, of hidden (B, S, d) @ weight (V, d)ᵀ against targets (B, S) int64.
 
-    `chunks` = 1 keeps the softmax of every token for backward: 4·N·V bytes. More chunks keep only `hidden`, and
-    backward makes each chunk's logits again.
+    `chunks` > 1 bounds the logits alive at once to ⌈N/chunks⌉ rows (fused only).
     """
-    if chunks == 1:
-        return F.cross_entropy(F.linear(hidden, weight).flatten(0, 1).float(), targets.flatten())
+    if fused:
+        loss: Tensor = _FusedCrossEntropy.apply(hidden, weight, targets, chunks)
+        return loss
+    return F.cross_entropy(F.linear(hidden, weight).flatten(0, 1).float(), targets.flatten())
+
+
+def _compute_dtype(hidden: Tensor) -> torch.dtype:
+    """What autocast would multiply in; the hidden states' own dtype without it."""
     device = hidden.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        hidden, weight = hidden.to(dtype), weight.to(dtype)
-    return _chunked(hidden.flatten(0, 1), weight, targets.flatten(), chunks)
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
 
 
-class _ChunkedCrossEntropy(torch.autograd.Function):
-    """hidden (N, d), weight (V, d), targets (N,) -> mean loss. Saves its three inputs and nothing else."""
-
+class _FusedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunks: int) -> Tensor:
-        ctx.save_for_backward(hidden, weight, targets)
-        ctx.chunks = chunks
+        dtype = _compute_dtype(hidden)
         with torch.autocast(hidden.device.type, enabled=False):
-            losses = [
-                F.cross_entropy((part @ weight.mT).float(), answers, reduction="sum")
-                for part, answers in zip(hidden.chunk(chunks), targets.chunk(chunks), strict=True)
-            ]
-        return torch.stack(losses).sum() / len(hidden)
+            head = weight.to(dtype)
+            grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+            rows, labels, grad_rows = hidden.flatten(0, -2), targets.flatten(), grad_hidden.flatten(0, -2)
+            loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+            size = -(-rows.shape[0] // chunks)
+            for start in range(0, rows.shape[0], size):
+                part = slice(start, start + size)
+                states = rows[part].to(dtype)
+                chunk_loss, gradient = _loss_and_gradient(F.linear(states, head), labels[part], rows.shape[0])
+                loss += chunk_loss
+                grad_rows[part] = gradient @ head
+                _accumulate(grad_weight, gradient, states)
+                del gradient  # before the next chunk's logits are made
+        # Kept as attributes, not saved tensors: backward must own them to hand them on without a copy.
+        ctx.gradients = (grad_hidden, grad_weight)
+        return loss
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """d loss / d logits = (softmax - one-hot) / N, made in place of each chunk's logits."""
-        hidden, weight, targets = ctx.saved_tensors
-        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
-        for part, answers, grad_part in zip(
-            *(x.chunk(ctx.chunks) for x in (hidden, targets, grad_hidden)), strict=True
-        ):
-            slope = (part @ weight.mT).float()
-            slope.sub_(slope.logsumexp(-1, keepdim=True)).exp_()
-            slope.scatter_add_(1, answers.unsqueeze(1), slope.new_full((len(answers), 1), -1.0))
-            slope = slope.mul_(grad / len(hidden)).to(hidden.dtype)
-            torch.mm(slope, weight, out=grad_part)
-            grad_weight.addmm_(slope.mT, part)
-        return grad_hidden, grad_weight, None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        grad_hidden, grad_weight = ctx.gradients
+        ctx.gradients = None
+        return grad_hidden.mul_(grads[0]), grad_weight.mul_(grads[0]), None, None
 
 
-_chunked: Callable[[Tensor, Tensor, Tensor, int], Tensor] = _ChunkedCrossEntropy.apply
+def _loss_and_gradient(logits: Tensor, labels: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """The chunk's share of the mean loss, and its gradient by the logits (n, V) in their dtype, made in place.
+
+    With p = softmax(z): loss = Σ (ln Σ eᶻ - z_label) / N and ∂loss/∂z = (p - onehot(label)) / N.
+    """
+    dtype = logits.dtype
+    wide = logits.float()
+    del logits
+    labels = labels.unsqueeze(1)
+    wide.sub_(wide.amax(1, keepdim=True))
+    picked = wide.gather(1, labels)
+    normaliser = wide.exp_().sum(1, keepdim=True)
+    loss = (normaliser.log() - picked).sum() / total
+    wide.div_(normaliser)
+    wide.scatter_add_(1, labels, torch.full_like(picked, -1.0))
+    return loss, wide.div_(total).to(dtype)
+
+
+def _accumulate(grad_weight: Tensor, gradient: Tensor, states: Tensor) -> None:
+    """grad_weight (V, d) += gradientᵀ (V, n) @ states (n, d), without a temporary where the dtypes allow it."""
+    if grad_weight.dtype == gradient.dtype:
+        grad_weight.addmm_(gradient.t(), states)
+    else:
+        grad_weight += gradient.t() @ states

@@ -41,8 +41,8 @@ class Loss:
 def fused_loss(context: Context, chunks: int) -> Loss:
     """`engine.losses`: logits in the compute dtype, softmax in fp32, gradient in place, ⌈N/chunks⌉ rows at a time.
 
-    The logits of a chunk are alive with their fp32 copy, then the fp32 softmax with its gradient; from the second
-    chunk on, the chunk before still has its gradient. Autocast adds bf16 copies of the head and of its gradient.
+    The logits of a chunk are alive with their fp32 copy, then the fp32 softmax with its gradient. Autocast adds bf16
+    copies of the head and of its gradient.
     """
     arch = context.arch
     size = DTYPE_BYTES[context.compute]
@@ -51,7 +51,7 @@ def fused_loss(context: Context, chunks: int) -> Loss:
     head = arch.vocab * arch.hidden
     softmax = logits.elements * (4 if size == 4 else 4 + size) + 12 * rows
     products = logits.bytes + rows * arch.hidden * size + (head * size if context.autocast else 0)
-    scratch = max(softmax + (logits.bytes if context.rows > rows else 0), products)
+    scratch = max(softmax, products)
     if context.autocast:
         scratch += head * size + rows * arch.hidden * size
     return Loss(

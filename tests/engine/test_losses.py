@@ -67,12 +67,24 @@ def test_under_autocast_chunks_agree_with_the_whole() -> None:
         assert relative_error(value, expected) < 2e-2
 
 
-def test_chunks_keep_only_hidden_weight_and_targets() -> None:
+@pytest.mark.parametrize("chunks", [1, 8])
+def test_what_lives_until_backward_is_two_gradients_and_a_scalar(chunks: int) -> None:
     hidden, weight, targets = inputs(64, 16, 301)
-    kept: list[int] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.data_ptr()) or x, lambda x: x):
-        cross_entropy(hidden, weight, targets, chunks=4)
-    assert set(kept) == {hidden.data_ptr(), weight.data_ptr(), targets.data_ptr()}
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        loss = cross_entropy(hidden, weight, targets, chunks=chunks)
+    assert profiler.profiler is not None
+    alive = sum(event.nbytes() for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]")
+    assert alive == hidden.nbytes + weight.nbytes + loss.nbytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_fused_agrees_with_standard(dtype: torch.dtype) -> None:
+    hidden, weight, targets = inputs(128, 32, 501, dtype)
+    standard = cross_entropy(hidden, weight, targets, fused=False)
+    expected = [standard, *torch.autograd.grad(3.0 * standard, (hidden, weight))]
+    for value, reference in zip(loss_and_gradients(hidden, weight, targets, 1), expected, strict=True):
+        assert value.dtype == reference.dtype
+        assert relative_error(value, reference) < (1e-5 if dtype == torch.float32 else 2e-2)
 
 
 def test_eight_chunks_cut_the_loss_peak_at_least_threefold() -> None:

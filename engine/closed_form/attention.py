@@ -42,7 +42,7 @@ def _cast(tape: Tape, context: Context, x: Tensor) -> Tensor:
 
 
 def core_flops(context: Context) -> int:
-    """QKᵀ and PV over the whole S×S square: 4·B·H·S²·D. Causal kernels skip half of it."""
+    """QKᵀ and PV over the whole S×S square, 4·B·H·S²·D, as MFU counts them (a causal kernel skips half in time)."""
     return 4 * context.batch * context.arch.heads * context.seq**2 * context.arch.head_dim
 
 
@@ -54,10 +54,11 @@ def flash(tape: Tape, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Tens
     q, k, v = (_cast(tape, context, x) for x in (q, k, v))
     out = Tensor("attention.mixed", q.shape, context.compute, CORE, "B·S·H·D")
     lse = Tensor("attention.lse", (context.batch, arch.heads, context.seq), "fp32", CORE, "B·H·S", differentiable=False)
-    flops = core_flops(context) // 2
+    flops = core_flops(context)
     op = Op(
         "attention.flash", CORE, reads=(q.name, k.name, v.name), makes=(out, lse),
-        saves=(q.name, k.name, v.name, out.name, lse.name), flops=flops, backward_flops=flops * 5 // 2, product=True,
+        saves=(q.name, k.name, v.name, out.name, lse.name), flops=flops, backward_flops=flops * 5 // 2,
+        product=True, causal=True,
     )  # fmt: skip
     return tape.add(op)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from engine.closed_form.block import block_tape, context_of
+from engine.closed_form.fits import fits
+from engine.closed_form.inference import predict_inference
+from engine.closed_form.ledger import ledger
+from engine.closed_form.pitfalls import pitfalls
+from engine.closed_form.residency import residency
 from engine.closed_form.states import parameter_elements
-from engine.closed_form.tape import Tensor
+from engine.closed_form.timing import timing
 from engine.closed_form.training import walk_step
 from engine.errors import UnsupportedError
-from engine.result import AtPeak, LedgerRow, Memory, RunResult
+from engine.result import AtPeak, Memory, RunResult
 from engine.spec import RunSpec
 
 
@@ -17,9 +19,11 @@ def predict(spec: RunSpec) -> RunResult:
     """What a spec costs. Raises UnsupportedError, naming the field, for what has no closed form."""
     if spec.architecture.style == "other":
         raise UnsupportedError("model", f"{spec.architecture.name} has no closed form: use method=simulated")
-    if spec.mode == "inference":
-        raise UnsupportedError("mode", "inference has no closed form yet")
-    step = walk_step(spec)
+    return predict_inference(spec) if spec.mode == "inference" else _predict_training(spec)
+
+
+def _predict_training(spec: RunSpec) -> RunResult:
+    step, place = walk_step(spec), residency(spec)
     meter = step.meter
     return RunResult(
         spec=spec,
@@ -28,33 +32,16 @@ def predict(spec: RunSpec) -> RunResult:
         outcome="ok",
         memory=Memory(
             device_peak_bytes=meter.peak,
-            host_peak_bytes=0,
-            nvme_bytes=0,
+            host_peak_bytes=place.host + step.hosted_bytes,
+            nvme_bytes=place.nvme,
+            nvme_written_bytes_per_step=place.nvme_written or None,
             saved_activation_bytes=step.saved_bytes,
             peak_phase=meter.peak_phase,
             at_peak=AtPeak(**meter.at_peak),
         ),
+        timing=timing(spec, step.schedule, step.hosted_bytes),
         parameters=parameter_elements(spec.architecture),
-        ledger=ledger(spec),
+        fits=fits(spec, meter.peak),
+        ledger=ledger(spec, step.schedule),
+        warnings=[*spec.architecture.notes, *pitfalls(spec, meter)],
     )
-
-
-def ledger(spec: RunSpec) -> list[LedgerRow]:
-    """The tensors alive when forward ends; their bytes sum to `saved_activation_bytes`."""
-    context = context_of(spec)
-    return _rows(block_tape(context).saved.values(), spec.architecture.layers)
-
-
-def _rows(tensors: Iterable[Tensor], count: int) -> list[LedgerRow]:
-    return [
-        LedgerRow(
-            tensor=tensor.name,
-            shape=list(tensor.shape),
-            dtype=tensor.dtype,
-            bytes=tensor.bytes * count,
-            group=tensor.group,
-            count=count,
-            formula=tensor.formula,
-        )
-        for tensor in tensors
-    ]

@@ -13,6 +13,9 @@ from functools import cache
 from engine.closed_form.tape import Tape, Tensor, total_bytes
 from engine.closed_form.walk import Backward, Meter, run_forward
 
+SMALLEST_PARCEL = 2**20
+"""Below this a transfer's fixed cost outweighs what it frees: smaller tensors stay on the device."""
+
 
 @dataclass(frozen=True)
 class Leaf:
@@ -72,6 +75,14 @@ class Chain:
     parameter_bytes: int
     """Gradient bytes of one block."""
     accumulated: bool = False
+    gradient_share: float = 1.0
+    """What stays of a block's gradients once its backward is over (sharding)."""
+    offloaded: bool = False
+    """What is kept waits on the host, but for small tensors and the last node's."""
+    inside: bool = False
+    """A segment is running again."""
+    hosted: int = 0
+    """Bytes on the host when forward ends."""
     first_forward: bool = True
     """Not a recomputation."""
     cached: int = 0
@@ -98,11 +109,20 @@ class Chain:
             return total_bytes(self.tape.kept(node.recomputed).values())
         return self.boundary.bytes
 
-    def kept_total(self, schedule: Schedule) -> int:
-        return sum(self.kept_bytes(node) * count for node, count in schedule)
+    def hosted_bytes(self, node: Node) -> int:
+        """Bytes of a node's kept tensors that are large enough to travel to the host."""
+        if isinstance(node, Leaf):
+            return total_bytes(t for t in self.tape.kept(node.recomputed).values() if t.bytes >= SMALLEST_PARCEL)
+        return self.boundary.bytes if self.boundary.bytes >= SMALLEST_PARCEL else 0
+
+    def _send(self, count: int) -> None:
+        """Kept bytes leave the device."""
+        self.meter.add("activations", -count)
+        self.hosted += count
 
     def forward(self, schedule: Schedule, *, early_stop: bool = False) -> None:
         """Run a schedule; the input of its first node is alive, the output of its last is left alive."""
+        sends = self.offloaded and self.first_forward
         for position, (node, count) in enumerate(schedule):
             for last in (False, True):
                 times = 1 if last else count - 1
@@ -111,8 +131,12 @@ class Chain:
                 final = early_stop and last and position == len(schedule) - 1
                 if last:
                     self._forward_node(node, final)
+                    if sends and position < len(schedule) - 1:
+                        self._send(self.hosted_bytes(node))
                 else:
-                    self.meter.add("activations", self.kept_bytes(node) * times)
+                    hosted = self.hosted_bytes(node) * times if sends else 0
+                    self.meter.add("activations", self.kept_bytes(node) * times - hosted)
+                    self.hosted += hosted
                     self._cache(node, times)
 
     def _forward_node(self, node: Node, final: bool) -> None:
@@ -135,19 +159,32 @@ class Chain:
 
     def backward(self, schedule: Schedule, backward: Backward) -> None:
         """Backward of a schedule whose kept tensors are alive; the gradient of its output is flowing."""
-        for node, count in reversed(schedule):
+        fetches = self.offloaded and not self.inside
+        for position, (node, count) in enumerate(reversed(schedule)):
+            hosted = self.hosted_bytes(node) if fetches else 0
+            if position:
+                self.meter.add("activations", hosted)
             self._backward_node(node, backward)
             if count > 2:
-                self.meter.add("activations", -self.kept_bytes(node) * (count - 2))
+                self.meter.add("activations", -(self.kept_bytes(node) - hosted) * (count - 2))
                 if not self.accumulated:
-                    self.meter.add("gradients", self.parameter_bytes * node.layers * (count - 2))
+                    self.meter.add("gradients", self._kept_gradient * node.layers * (count - 2))
             if count > 1:
+                self.meter.add("activations", hosted)
                 self._backward_node(node, backward)
+
+    @property
+    def _kept_gradient(self) -> int:
+        return int(self.parameter_bytes * self.gradient_share)
 
     def _backward_node(self, node: Node, backward: Backward) -> None:
         if isinstance(node, Leaf):
             backward.rename(self.boundary.name, self.tape.ops[-1].makes[0].name)
             backward.run(self.tape, self.tape.kept(node.recomputed))
+            if not self.accumulated:
+                self.meter.add("gradients", self._kept_gradient - self.parameter_bytes)
             return
+        outer, self.inside = self.inside, True
         self.forward(node.inside, early_stop=True)
         self.backward(node.inside, backward)
+        self.inside = outer

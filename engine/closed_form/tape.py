@@ -6,7 +6,7 @@ An op reads tensors, makes tensors, and saves some of either for backward. Views
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -60,6 +60,8 @@ class Op:
     backward_flops: int = 0
     product: bool = False
     """A matrix product (its time is FLOPs); otherwise its time is memory traffic."""
+    causal: bool = False
+    """The kernel skips the half of its FLOPs that the causal mask would throw away."""
     weight_bytes: int = 0
     """Parameter bytes that the kernel reads."""
 
@@ -117,6 +119,21 @@ class Tape:
                 seen.update(maker.reads)
         return kept
 
+    def again(self, recomputed: frozenset[str]) -> list[Op]:
+        """The ops that run once more in backward when the `recomputed` groups do."""
+        kept = self.kept(recomputed)
+        wanted, again = [name for name in self.saved if name not in kept], dict[str, Op]()
+        while wanted:
+            maker = self.makers[wanted.pop()]
+            if maker.name not in again:
+                again[maker.name] = maker
+                wanted += [read for read in maker.reads if read not in kept and read in self.makers]
+        return list(again.values())
+
+    def traffic(self, op: Op) -> int:
+        """Bytes that a kernel reads and writes once."""
+        return op.weight_bytes + sum(self.tensors[name].bytes for name in op.reads) + total_bytes(op.makes)
+
     @cached_property
     def last_saving_op(self) -> int:
         """Index of the last op that saves anything: where an early-stopping recomputation ends."""
@@ -133,8 +150,3 @@ class Tape:
 
 def total_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.bytes for tensor in tensors)
-
-
-def flops(ops: Sequence[Op]) -> tuple[int, int]:
-    """(forward, backward) FLOPs; a multiply and an add are two."""
-    return sum(op.flops for op in ops), sum(op.backward_flops for op in ops)

@@ -7,14 +7,9 @@ from dataclasses import dataclass
 from engine.checkpoint_names import parse_checkpointing
 from engine.closed_form.block import Context, block_tape, context_of, embedding_tape
 from engine.closed_form.loss import final_norm_tape, join_tied_head, loss_backward, loss_forward
+from engine.closed_form.residency import block_bytes, residency
 from engine.closed_form.schedule import Chain, Leaf, Schedule, nested, segments
-from engine.closed_form.states import (
-    block_parameters,
-    optimizer_peak_bytes,
-    optimizer_state_bytes,
-    parameter_elements,
-    rotary_buffer_bytes,
-)
+from engine.closed_form.states import optimizer_peak_bytes, parameter_elements, rotary_buffer_bytes
 from engine.closed_form.tape import total_bytes
 from engine.closed_form.walk import Backward, Meter, run_forward
 from engine.errors import UnsupportedError
@@ -32,6 +27,8 @@ class Step:
     meter: Meter
     saved_bytes: int
     schedule: Schedule
+    hosted_bytes: int
+    """Activations that wait for backward in host memory."""
 
 
 def schedule_of(spec: RunSpec) -> Schedule:
@@ -52,30 +49,35 @@ def walk_step(spec: RunSpec) -> Step:
     """Forward, loss, backward and optimizer step of the last micro-batch of a steady step."""
     context = context_of(spec)
     recipe, arch = RECIPES[spec.precision], context.arch
-    size = DTYPE_BYTES[recipe.weight]
-    accumulated = spec.grad_accumulation > 1
-    gradient_bytes = parameter_elements(arch) * size
+    place = residency(spec)
+    gradient_bytes = parameter_elements(arch) * DTYPE_BYTES[recipe.weight]
+    accumulated = spec.grad_accumulation > 1 and not place.gradients_leave
     meter = Meter()
     buffers = rotary_buffer_bytes(arch, spec.seq + spec.new_tokens, recipe.weight)
-    meter.add("parameters", gradient_bytes + buffers)
-    meter.add("optimizer_states", optimizer_state_bytes(arch, recipe, spec.optimizer))
+    meter.add("parameters", place.parameters + buffers)
+    meter.add("optimizer_states", place.states)
     if accumulated:
-        meter.add("gradients", gradient_bytes)
+        meter.add("gradients", int(gradient_bytes * place.gradient_share))
+    meter.add("parameters", place.working_parameters)
     chain = Chain(
         block_tape(context),
         meter,
-        sum(p.elements for p in block_parameters(arch)) * size,
-        accumulated=accumulated,
+        block_bytes(arch, recipe.weight),
+        accumulated=accumulated or place.gradients_leave,
+        gradient_share=place.gradient_share,
+        offloaded=spec.offload_activations != "none",
     )
     schedule = schedule_of(spec)
     saved = _forward(spec, context, chain, schedule)
     meter.phase = "backward"
-    backward = Backward(meter, accumulated=accumulated)
-    _backward(spec, context, chain, schedule, backward)
+    _backward(spec, context, chain, schedule, Backward(meter, accumulated=chain.accumulated))
+    meter.add("parameters", -place.working_parameters)
     meter.phase = "optimizer"
-    optimizer = optimizer_peak_bytes(arch, recipe, spec.optimizer)
-    meter.blip(optimizer - gradient_bytes)
-    return Step(meter, saved, schedule)
+    if not place.gradients_leave:
+        ranks = spec.world_size if spec.sharding != "none" else 1
+        worst = optimizer_peak_bytes(arch, recipe, spec.optimizer) - gradient_bytes
+        meter.blip(worst // ranks)
+    return Step(meter, saved, schedule, chain.hosted)
 
 
 def _forward(spec: RunSpec, context: Context, chain: Chain, schedule: Schedule) -> int:

@@ -1,0 +1,47 @@
+"""The web process: uvicorn, told to end open event streams when it is asked to stop."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from types import FrameType
+
+import uvicorn
+
+from app.db.migrate import open_database
+from app.main import create_app
+from app.settings import Settings
+
+SHUTDOWN_SECONDS = 5
+
+
+class Server(uvicorn.Server):
+    """An open stream would keep uvicorn waiting for ever: the streams watch this event."""
+
+    def __init__(self, config: uvicorn.Config, stopping: threading.Event) -> None:
+        super().__init__(config)
+        self.stopping = stopping
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.stopping.set()
+        super().handle_exit(sig, frame)
+
+
+def run(settings: Settings, *, worker: bool) -> None:
+    """Serve until SIGTERM or SIGINT. Raises DatabaseRefused before listening if the database cannot be used."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.getLogger(__name__).info("database %s, SQLite %s", settings.database_path, sqlite3.sqlite_version)
+    open_database(settings.data_dir, settings.busy_seconds).close()
+    stopping = threading.Event()
+    application = create_app(settings, supervise_worker=worker, stopping=stopping)
+    config = uvicorn.Config(
+        application,
+        host=settings.host,
+        port=settings.port,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+    )
+    Server(config, stopping).run()

@@ -81,14 +81,11 @@ def test_autocast_agrees_with_the_standard_loss(chunks: int) -> None:
         assert relative_error(value, expected) < 2e-2
 
 
-def test_fused_keeps_no_logits_and_runs_backward_once() -> None:
+def test_fused_keeps_two_gradients_and_no_logits() -> None:
     hidden, weight, targets = inputs(64, 16, 301)
     loss = cross_entropy(hidden, weight, targets, chunks=2)
     kept = [x.shape for x in loss.grad_fn.gradients]
     assert kept == [hidden.shape, weight.shape]
-    loss.backward(retain_graph=True)
-    with pytest.raises(IndexError):
-        loss.backward()
 
 
 @pytest.mark.slow

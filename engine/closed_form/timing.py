@@ -147,7 +147,7 @@ def transfer_seconds(spec: RunSpec, card: Rates, forward: float, backward: float
     a phase waits only for its slowest one.
     """
     waits: defaultdict[str, float] = defaultdict(float)
-    for phase, link, seconds in _transfers(spec, card, hosted_bytes):
+    for phase, link, seconds in transfers(spec, card, hosted_bytes):
         waits[f"{phase}|{link}"] += seconds
     if not spec.offload_overlap:
         return float(sum(waits.values()))
@@ -158,7 +158,7 @@ def transfer_seconds(spec: RunSpec, card: Rates, forward: float, backward: float
     return exposed
 
 
-def _transfers(spec: RunSpec, card: Rates, hosted_bytes: int) -> Iterable[tuple[str, str, float]]:
+def transfers(spec: RunSpec, card: Rates, hosted_bytes: int) -> Iterable[tuple[str, str, float]]:
     """(phase beside which it runs, link, seconds) of everything that moves in one optimizer step."""
     arch, recipe, ranks = spec.architecture, RECIPES[spec.precision], spec.world_size
     micro = spec.grad_accumulation

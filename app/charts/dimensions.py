@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from app.fields import lookup
 from engine.units import GIB, KIB, MIB, format_bytes, format_count, format_seconds
 
 Kind = Literal["bytes", "seconds", "rate", "count", "flops", "fraction"]
@@ -13,19 +14,16 @@ Kind = Literal["bytes", "seconds", "rate", "count", "flops", "fraction"]
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """`path` leads to the number inside a result dictionary; `better` is the direction of improvement, if any."""
+    """`key` is the number's dotted path inside a result; `better` is the direction of improvement, if any."""
 
     key: str
     label: str
     kind: Kind
-    path: tuple[str, ...]
     better: Literal["lower", "higher"] | None = None
 
     def of(self, result: Mapping[str, Any]) -> float | None:
-        """The number, or None where the method does not know it."""
-        value: Any = result
-        for step in self.path:
-            value = value.get(step) if isinstance(value, Mapping) else None
+        """The number of a RunResult, or of what a curve needs of one; None where the method does not know it."""
+        value = result["numbers"].get(self.key) if "numbers" in result else lookup(result, self.key)
         return value if isinstance(value, int | float) else None
 
     def show(self, value: float | None) -> str:
@@ -51,21 +49,33 @@ FORMATS = {
 }
 
 _ALL = (
-    Dimension("device_peak_bytes", "Peak memory", "bytes", ("memory", "device_peak_bytes"), "lower"),
-    Dimension("tokens_per_second", "Tokens per second", "rate", ("timing", "tokens_per_second"), "higher"),
-    Dimension("step_seconds", "Step time", "seconds", ("timing", "step_seconds"), "lower"),
-    Dimension("saved_activation_bytes", "Saved activations", "bytes", ("memory", "saved_activation_bytes"), "lower"),
-    Dimension("device_reserved_bytes", "Reserved memory", "bytes", ("memory", "device_reserved_bytes"), "lower"),
-    Dimension("host_peak_bytes", "Host memory", "bytes", ("memory", "host_peak_bytes"), "lower"),
-    Dimension("mfu", "Model FLOPs utilisation", "fraction", ("timing", "mfu"), "higher"),
-    Dimension("hfu", "Hardware FLOPs utilisation", "fraction", ("timing", "hfu"), "higher"),
-    Dimension("model_flops", "Model FLOPs a step", "flops", ("timing", "model_flops")),
-    Dimension("hardware_flops", "Hardware FLOPs a step", "flops", ("timing", "hardware_flops"), "lower"),
-    Dimension("parameters", "Parameters", "count", ("parameters",)),
-    Dimension("micro_batch", "Micro-batch", "count", ("spec", "micro_batch")),
-    Dimension("seq", "Sequence length", "count", ("spec", "seq")),
+    Dimension("memory.device_peak_bytes", "Peak memory", "bytes", "lower"),
+    Dimension("timing.tokens_per_second", "Tokens per second", "rate", "higher"),
+    Dimension("timing.step_seconds", "Step time", "seconds", "lower"),
+    Dimension("memory.saved_activation_bytes", "Saved activations", "bytes", "lower"),
+    Dimension("memory.device_reserved_bytes", "Reserved memory", "bytes", "lower"),
+    Dimension("memory.host_peak_bytes", "Host memory", "bytes", "lower"),
+    Dimension("memory.nvme_bytes", "NVMe", "bytes", "lower"),
+    Dimension("timing.mfu", "Model FLOPs utilisation", "fraction", "higher"),
+    Dimension("timing.hfu", "Hardware FLOPs utilisation", "fraction"),
+    Dimension("timing.model_flops", "Model FLOPs a step", "flops"),
+    Dimension("timing.hardware_flops", "Hardware FLOPs a step", "flops", "lower"),
+    Dimension("parameters", "Parameters", "count"),
+    Dimension("spec.micro_batch", "Micro-batch", "count"),
+    Dimension("spec.seq", "Sequence length", "count"),
 )
 DIMENSIONS = {dimension.key: dimension for dimension in _ALL}
+"""The ones that the pages offer; any other numeric field can be named in the address."""
+
+_KINDS: dict[str, Kind] = {"bytes": "bytes", "seconds": "seconds", "flops": "flops", "mfu": "fraction"}
+
+
+def dimension(key: str) -> Dimension:
+    """The dimension of any dotted path to a number; its kind is told by the unit that ends the name."""
+    if key in DIMENSIONS:
+        return DIMENSIONS[key]
+    name = key.rpartition(".")[2].replace("_", " ")
+    return Dimension(key, name[0].upper() + name[1:], _KINDS.get(name.rpartition(" ")[2], "count"))
 
 
 @dataclass(frozen=True, slots=True)

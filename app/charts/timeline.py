@@ -9,7 +9,7 @@ from app.charts.dimensions import Dimension, axis_scale
 from app.charts.figure import CATEGORIES, CATEGORY_COLOURS, Figure, axis, figure, text
 from engine.units import format_bytes
 
-_BYTES = Dimension("live", "Live memory", "bytes", ())
+_BYTES = Dimension("live", "Live memory", "bytes")
 
 
 def timeline_figure(timeline: Mapping[str, Any]) -> Figure:

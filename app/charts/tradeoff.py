@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from math import log10
 from typing import Any
 
 from app.charts.dimensions import Dimension, Scale, axis_scale
@@ -84,7 +85,7 @@ def tradeoff_figure(
 def _x(point: Point, x: Dimension) -> float | None:
     """Where the point stands; a run that died of memory stands at its cap when its peak is not known."""
     value = x.of(point.result)
-    if value is None and point.result["outcome"] == "oom" and x.key == "device_peak_bytes":
+    if value is None and point.result["outcome"] == "oom" and x.key == "memory.device_peak_bytes":
         limit = point.result["spec"].get("memory_limit_gib")
         return limit * GIB if limit else None
     return value
@@ -176,8 +177,6 @@ def _knee(
     log_x: bool,
     log_y: bool,
 ) -> list[dict[str, Any]]:
-    from math import log10
-
     found = next((point for point in points if point.result["id"] == knee), None)
     if found is None or (at_x := x.of(found.result)) is None or (at_y := y.of(found.result)) is None:
         return []

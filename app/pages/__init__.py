@@ -1,0 +1,9 @@
+"""The HTML pages. `router` is all of them; each module owns its paths."""
+
+from fastapi import APIRouter
+
+from app.pages import about, explore, home, jobs, machine, runs
+
+router = APIRouter(include_in_schema=False)
+for module in (machine, home, jobs, runs, explore, about):
+    router.include_router(module.router)

@@ -1,0 +1,131 @@
+"""What fits, by closed form: one row a way to save memory, against the GPU's limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from pydantic import ValidationError
+
+from app.charts.bars import Segment, full_width, segments
+from app.pages.form import COMMON_POLICIES, Draft, field_errors, query_of
+from engine.catalog import Gpu, gpu
+from engine.closed_form import predict
+from engine.errors import SpecError
+from engine.result import RunResult
+from engine.spec import RunSpec
+
+DEFAULTS: dict[str, list[str]] = {
+    "model": ["llama-3.2-1b"],
+    "gpu": ["a100-80gb-sxm"],
+    "micro_batch": ["8"],
+    "seq": ["4096"],
+}
+MORE_FIELDS = (
+    "precision",
+    "optimizer",
+    "attention",
+    "grad_accumulation",
+    "dropout",
+    "loss_chunks",
+    "sharding",
+    "world_size",
+    "offload_optimizer",
+    "offload_parameters",
+    "offload_activations",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One policy: its prediction, or why there is none."""
+
+    name: str
+    spec: RunSpec
+    result: RunResult | None
+    segments: list[Segment]
+    fits: bool | None
+    headroom_bytes: int | None
+    missing: str | None
+    verify: Mapping[str, Any]
+
+    @property
+    def peak_bytes(self) -> int | None:
+        return self.result.memory.device_peak_bytes if self.result else None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The calculator's table. `limit_at` is the limit's place on the bars in percent."""
+
+    rows: list[Row]
+    card: Gpu | None
+    limit_at: float | None
+    lightest: str | None
+
+
+def closed_form(spec: RunSpec) -> tuple[RunResult | None, str | None]:
+    """The prediction, or the reason why this spec has none."""
+    return _closed_form(spec.model_dump_json())
+
+
+@lru_cache(maxsize=2048)
+def _closed_form(spec_json: str) -> tuple[RunResult | None, str | None]:
+    try:
+        return predict(RunSpec.model_validate_json(spec_json)), None
+    except SpecError as error:
+        return None, error.message
+
+
+def answer(draft: Draft) -> Answer | None:
+    """The table for a draft whose fields hold one value each; None, with draft.errors set, for a refused one."""
+    if draft.errors or not draft.runs:
+        return None
+    base = draft.runs[0]
+    try:
+        rows = [(policy, *_predicted(base, policy)) for policy in _policies(base)]
+    except (ValidationError, SpecError) as error:
+        draft.errors |= field_errors(error)
+        return None
+    card = gpu(base.gpu) if base.gpu else None
+    limit = card.memory_bytes if card else None
+    peaks = {name: result.memory.device_peak_bytes or 0 for name, _, result, _ in rows if result}
+    full = full_width(list(peaks.values()), limit)
+    return Answer(
+        rows=[_row(name, spec, result, missing, full, limit) for name, spec, result, missing in rows],
+        card=card,
+        limit_at=round(100 * limit / full, 3) if limit else None,
+        lightest=min(peaks, key=peaks.__getitem__) if peaks else None,
+    )
+
+
+def _policies(base: RunSpec) -> Iterator[str]:
+    """The common policies, and the one asked for when it is none of them."""
+    yield from COMMON_POLICIES
+    if base.checkpointing not in COMMON_POLICIES:
+        yield base.checkpointing
+
+
+def _predicted(base: RunSpec, policy: str) -> tuple[RunSpec, RunResult | None, str | None]:
+    spec = RunSpec.model_validate(base.model_dump() | {"checkpointing": policy})
+    return spec, *closed_form(spec)
+
+
+def _row(
+    name: str, spec: RunSpec, result: RunResult | None, missing: str | None, full: float, limit: int | None
+) -> Row:
+    peak = result.memory.device_peak_bytes if result else None
+    at_peak = result.memory.at_peak.model_dump() if result and result.memory.at_peak else None
+    headroom = limit - peak if limit is not None and peak is not None else None
+    return Row(
+        name=name,
+        spec=spec,
+        result=result,
+        segments=segments(at_peak, full),
+        fits=None if headroom is None else headroom >= 0,
+        headroom_bytes=headroom,
+        missing=missing,
+        verify=query_of(spec.model_dump()),
+    )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from engine.architecture import Parameter, parameter_table
 from engine.closed_form.block import block_tape, context_of, embedding_tape
 from engine.closed_form.loss import final_norm_tape, fused_loss, standard_loss_tape
 from engine.closed_form.residency import residency
 from engine.closed_form.schedule import SMALLEST_PARCEL, Leaf, Schedule
-from engine.closed_form.states import Parameter, parameter_elements, parameter_table, rotary_buffer_bytes
+from engine.closed_form.states import parameter_elements, rotary_buffer_bytes
 from engine.closed_form.tape import OUTSIDE, Tensor
 from engine.recipes import DTYPE_BYTES, RECIPES
 from engine.result import LedgerRow

@@ -32,6 +32,9 @@ def pitfalls(spec: RunSpec, meter: Meter) -> list[str]:
             f"attention scores take {share:.0%} of a block's saved bytes at S={spec.seq} (they pass half at "
             f"S={half_quadratic_seq(spec)}): attention=flash does not keep them"
         )
+    window = context.arch.sliding_window
+    if window and spec.seq > window:
+        found.append(f"the sliding window of {window} is not modelled: every score and cached key is counted")
     logits = fused_loss(context, spec.loss_chunks)
     if spec.loss_chunks == 1 and logits.scratch_bytes > meter.peak / 4:
         found.append(

@@ -85,5 +85,5 @@ def residency(spec: RunSpec) -> Residency:
 
 
 def block_bytes(arch: Architecture, dtype: str) -> int:
-    """Parameter bytes of one block."""
-    return sum(p.elements for p in block_parameters(arch)) * DTYPE_BYTES[dtype]
+    """Parameter bytes of one block (the mean, where blocks differ)."""
+    return sum(p.elements * p.count for p in block_parameters(arch)) // arch.layers * DTYPE_BYTES[dtype]

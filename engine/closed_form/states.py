@@ -3,64 +3,13 @@ what the optimizer's step needs beside them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
-from math import prod
-
-from engine.architecture import Architecture
+from engine.architecture import Architecture, Parameter, parameter_table
 from engine.recipes import DTYPE_BYTES, Recipe, state_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """`count` parameter tensors of one shape (one a block)."""
-
-    name: str
-    shape: tuple[int, ...]
-    group: str
-    count: int = 1
-
-    @property
-    def elements(self) -> int:
-        return prod(self.shape)
-
-
-def _projection(name: str, rows: int, columns: int, group: str, bias: bool, count: int) -> list[Parameter]:
-    weight = Parameter(f"{name}.weight", (rows, columns), group, count)
-    return [weight, Parameter(f"{name}.bias", (rows,), group, count)] if bias else [weight]
-
-
-def _norm(arch: Architecture, name: str, group: str, count: int) -> list[Parameter]:
-    weight = Parameter(f"{name}.weight", (arch.hidden,), group, count)
-    return [weight, Parameter(f"{name}.bias", (arch.hidden,), group, count)] if arch.norm == "layernorm" else [weight]
-
-
-@cache
-def parameter_table(arch: Architecture) -> tuple[Parameter, ...]:
-    """Every parameter tensor; a tied head is not repeated."""
-    layers, outside = arch.layers, "outside-blocks"
-    table = [Parameter("embedding.weight", (arch.vocab, arch.hidden), outside)]
-    if arch.positions == "learned":
-        table.append(Parameter("positions.weight", (arch.max_positions or 0, arch.hidden), outside))
-    table += _norm(arch, "attention_norm", "norms", layers)
-    table += _projection("q", arch.query_width, arch.hidden, "qkv", arch.qkv_bias, layers)
-    table += _projection("k", arch.kv_width, arch.hidden, "qkv", arch.qkv_bias, layers)
-    table += _projection("v", arch.kv_width, arch.hidden, "qkv", arch.qkv_bias, layers)
-    table += _projection("attention.out", arch.hidden, arch.query_width, "attention-out", arch.output_bias, layers)
-    table += _norm(arch, "mlp_norm", "norms", layers)
-    table += _projection("mlp.up", arch.ffn, arch.hidden, "mlp-in", arch.mlp_bias, layers)
-    if arch.gated:
-        table += _projection("mlp.gate", arch.ffn, arch.hidden, "mlp-in", arch.mlp_bias, layers)
-    table += _projection("mlp.down", arch.hidden, arch.ffn, "mlp-out", arch.mlp_bias, layers)
-    table += _norm(arch, "norm", outside, 1)
-    if not arch.tied:
-        table.append(Parameter("head.weight", (arch.vocab, arch.hidden), outside))
-    return tuple(table)
 
 
 def block_parameters(arch: Architecture) -> list[Parameter]:
     """The parameter tensors of the blocks."""
-    return [parameter for parameter in parameter_table(arch) if parameter.group != "outside-blocks"]
+    return [parameter for parameter in parameter_table(arch) if parameter.in_block]
 
 
 def parameter_elements(arch: Architecture) -> int:

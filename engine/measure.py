@@ -6,6 +6,7 @@ allocator's statistics and the categories from its history.
 
 from __future__ import annotations
 
+import ctypes
 import resource
 import statistics
 import time
@@ -23,12 +24,15 @@ from engine.result import Memory, PhaseSeconds, RunResult, Timeline, Timing
 from engine.spec import RunSpec
 from engine.trace import Trace, timeline
 from engine.training import Training, build, resolve_device
-from engine.units import GIB, format_bytes
+from engine.units import GIB, KIB, format_bytes
 
 Progress = Callable[[str, int, int], None]
 """(phase, step, steps)."""
 
 NOISY_SPREAD = 0.10  # a p20-p80 spread above this share of the median earns a warning
+
+
+M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # malloc.h
 
 
 def silent(_phase: str, _step: int, _steps: int) -> None:
@@ -180,6 +184,7 @@ def _memory_cap(limit_gib: float | None, device: torch.device) -> Iterator[None]
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
         yield
         return
+    _return_freed_memory()
     held = _data_bytes()
     before = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (held + limit_bytes, before[1]))
@@ -187,6 +192,17 @@ def _memory_cap(limit_gib: float | None, device: torch.device) -> Iterator[None]
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _return_freed_memory() -> None:
+    """Have glibc give every large block back as soon as it is freed, so that RLIMIT_DATA caps what is alive.
+
+    By default it raises its threshold to 32 MiB and keeps such blocks, in pieces, in a heap for each thread.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 64 * KIB)
+        mallopt(M_ARENA_MAX, 1)
 
 
 def _data_bytes() -> int:

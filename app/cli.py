@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import typer
 from pydantic import ValidationError
 
+from app.cli_jobs import jobs
 from app.errors import AppError
-from app.settings import Settings
+from app.flags import grid, with_spec_flags
+from app.settings import Settings, read_settings
 from engine.errors import SpecError
+from engine.result import RunResult, Timeline
+from engine.spec import RunSpec, expand
 
 app = typer.Typer(
     name="remat",
@@ -21,59 +27,210 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
+runs = typer.Typer(help="Stored results.", no_args_is_help=True)
+app.add_typer(runs, name="runs")
+app.add_typer(jobs, name="jobs")
 
 BAD_INPUT = 2
 FAILED = 1
 
+DataDir = Annotated[Path | None, typer.Option(help="Where the database lives (REMAT_DATA_DIR).")]
+AsJson = Annotated[bool, typer.Option("--json", help="One RunResult a line on stdout, and nothing else.")]
+
 
 def main() -> None:
-    """The entry point: errors of the user are one line on stderr and exit code 2, of the machine exit code 1."""
+    """The entry point: a user's error is a line on stderr that names the field, and exit code 2; a failure, 1."""
     try:
         app()
     except (SpecError, ValidationError) as error:
-        for line in _lines(error):
-            print(line, file=sys.stderr)
+        from app.api.problems import field_errors
+
+        for fault in field_errors(error):
+            print(f"{fault['field']}: {fault['message']}", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
     except AppError as error:
         print(error, file=sys.stderr)
-        raise SystemExit(FAILED) from None
-
-
-def _lines(error: SpecError | ValidationError) -> list[str]:
-    from app.api.problems import field_errors
-
-    return [f"{fault['field']}: {fault['message']}" for fault in field_errors(error)]
-
-
-def settings(**chosen: Any) -> Settings:
-    """From the environment, with what the command line names put over it."""
-    return Settings(**{key: value for key, value in chosen.items() if value is not None})
+        raise SystemExit(error.exit_code) from None
 
 
 @app.command()
 def serve(
-    host: Annotated[str | None, typer.Option(help="Address to listen on; beyond loopback with REMAT_TOKEN.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; beyond loopback REMAT_TOKEN is required.")
+    ] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the database lives.")] = None,
+    data_dir: DataDir = None,
     worker: Annotated[bool, typer.Option(help="Keep a worker running beside the server.")] = True,
 ) -> None:
     """Serve the pages and the REST API, with a worker beside them."""
     from app.server import run
 
-    run(settings(host=host, port=port, data_dir=data_dir), worker=worker)
+    run(read_settings(host=host, port=port, data_dir=data_dir), worker=worker)
 
 
 @app.command()
 def worker(
-    data_dir: Annotated[Path | None, typer.Option(help="Where the database lives.")] = None,
-    lifeline: Annotated[bool, typer.Option(help="Stop when stdin ends.")] = False,
+    data_dir: DataDir = None,
+    lifeline: Annotated[bool, typer.Option("--lifeline", help="Stop when stdin ends.")] = False,
 ) -> None:
     """Work on queued jobs, without a server."""
     from app.jobs.worker import main as work
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    work(settings(data_dir=data_dir), lifeline=lifeline)
+    work(read_settings(data_dir=data_dir), lifeline=lifeline)
+
+
+@app.command()
+@with_spec_flags
+def predict(
+    flags: dict[str, str],
+    method: Annotated[
+        Literal["closed-form", "simulated"], typer.Option(help="By formula, or with fake tensors.")
+    ] = "closed-form",
+    as_json: AsJson = False,
+) -> None:
+    """What a run would need, without running it. A comma-separated list makes a grid."""
+    specs = expand(*grid(flags))
+    if method == "closed-form":
+        from engine.closed_form import predict as by_formula
+
+        _show((by_formula(spec) for spec in specs), specs, as_json)
+        return
+    from app.local import executed
+
+    with _Progress(as_json) as progress:
+        answers = executed(specs, method, read_settings(), progress.note)
+        _show(progress.each(result for result, _ in answers), specs, as_json)
+
+
+@app.command()
+@with_spec_flags
+def measure(
+    flags: dict[str, str],
+    save: Annotated[bool, typer.Option(help="Record the results in the database.")] = True,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run real steps and measure them. A comma-separated list makes a grid."""
+    from app.local import measured
+
+    specs = expand(*grid(flags))
+    settings = read_settings(data_dir=data_dir)
+    with _Progress(as_json) as progress:
+        answers = measured(specs, settings, progress.note)
+        results = _recorded(answers, settings) if save else (result for result, _ in answers)
+        _show(progress.each(results), specs, as_json)
+
+
+def _recorded(answers: Iterable[tuple[RunResult, Timeline | None]], settings: Settings) -> Iterator[RunResult]:
+    """The results, each stored before it is shown."""
+    from app.db import runs as stored
+    from app.db.migrate import open_database
+    from app.db.models import new_id
+
+    database = open_database(settings.data_dir, settings.busy_seconds)
+    for answer, timeline in answers:
+        result = answer.model_copy(update={"id": new_id()})
+        with database.write() as session:
+            stored.add(session, result, timeline)
+        yield result
+    database.close()
+
+
+def _show(results: Iterable[RunResult], specs: list[RunSpec], as_json: bool) -> None:
+    """Print results as they come (JSON) or together (table); exit 1 if one failed. Out of memory is a result."""
+    from app.terminal import json_line, results_table
+
+    shown = []
+    for result in islice(results, len(specs)):
+        shown.append(result)
+        if as_json:
+            json_line(result)
+    if not as_json:
+        results_table(shown)
+    failed = [result for result in shown if result.outcome == "failed"]
+    for result in failed:
+        print(f"{result.spec_hash} failed: {result.error}", file=sys.stderr)
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+class _Progress:
+    """What is going on, on stderr; silent with --json, so that a program's log stays its own."""
+
+    def __init__(self, quiet: bool) -> None:
+        from rich.console import Console
+
+        self.console = Console(stderr=True, quiet=quiet)
+        self.status = self.console.status("starting torch")
+        self.done = 0
+
+    def __enter__(self) -> _Progress:
+        self.status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.status.stop()
+
+    def note(self, text: str) -> None:
+        self.status.update(f"run {self.done + 1}: {text[:100]}")
+
+    def each(self, results: Iterable[RunResult]) -> Iterator[RunResult]:
+        for result in results:
+            self.done += 1
+            self.console.print(f"run {self.done}: {result.outcome}", highlight=False)
+            yield result
+
+
+@runs.command()
+def export(
+    output: Annotated[Path, typer.Option(help="File to write; - is stdout.")] = Path("-"),
+    format: Annotated[Literal["csv", "parquet", "json"], typer.Option(help="json: one RunResult a line.")] = "csv",
+    job_id: Annotated[str | None, typer.Option(help="Only this job's results.")] = None,
+    method: Annotated[str | None, typer.Option(help="closed-form, simulated or measured.")] = None,
+    outcome: Annotated[str | None, typer.Option(help="ok, oom or failed.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Write stored results to a file, oldest first."""
+    from app.db.migrate import open_database
+    from app.db.runs import Filters, every
+    from app.exports import encoded
+
+    settings = read_settings(data_dir=data_dir)
+    filters = Filters(job_id=_listed(job_id), method=_listed(method), outcome=_listed(outcome))
+    database = open_database(settings.data_dir, settings.busy_seconds)
+    with database.read() as session:
+        chunks = encoded(format, every(session, filters))
+        if str(output) == "-":
+            sys.stdout.buffer.writelines(chunks)
+        else:
+            with output.open("wb") as file:
+                file.writelines(chunks)
+    database.close()
+
+
+def _listed(value: str | None) -> list[str]:
+    return [] if value is None else [value]
+
+
+@app.command()
+def doctor() -> None:
+    """Check this installation: versions, database, disk, torch and the device. Exit 1 if something is broken."""
+    from rich.console import Console
+
+    from app.doctor import findings
+
+    console = Console(highlight=False, soft_wrap=True)
+    colours = {"ok": "green", "warning": "yellow", "error": "red"}
+    broken = False
+    for finding in findings(read_settings()):
+        console.print(f"{finding.state:8}", style=colours[finding.state], end="")
+        console.print(f"{finding.what:13} {finding.fact}", markup=False)
+        broken = broken or finding.state == "error"
+    if broken:
+        raise typer.Exit(FAILED)
 
 
 if __name__ == "__main__":

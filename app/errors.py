@@ -5,14 +5,21 @@ AppError
 ├── KeyReused         an Idempotency-Key came with a different request      HTTP 422
 ├── LeaseLost         another attempt owns the job now                      the worker drops it
 ├── RunnerDied        the runner process ended before its answer            HTTP 502, exit 1
-└── RunnerBusy        too many simulated predictions are waiting            HTTP 503
+├── RunnerBusy        too many simulated predictions are waiting            HTTP 503
+├── SettingsRefused   a REMAT_* variable or its flag has a wrong value      exit 2
+├── Refused           a server refused what the client asked                exit 2
+└── Unreachable       no server answers the client                          exit 1
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class AppError(Exception):
-    """Base of what is shown to a person as one line."""
+    """Base of what is shown to a person as one line, and ends a command with `exit_code`."""
+
+    exit_code = 1
 
 
 class DatabaseRefused(AppError):
@@ -33,3 +40,24 @@ class RunnerDied(AppError):
 
 class RunnerBusy(AppError):
     """Too many simulated predictions are waiting."""
+
+
+class SettingsRefused(AppError):
+    """A setting has a value that is not accepted."""
+
+    exit_code = 2
+
+
+class Refused(AppError):
+    """A server answered with a problem; `status` is its HTTP status, `problem` the document."""
+
+    exit_code = 2
+
+    def __init__(self, status: int, problem: dict[str, Any]) -> None:
+        super().__init__(str(problem.get("detail") or problem.get("title") or f"HTTP {status}"))
+        self.status = status
+        self.problem = problem
+
+
+class Unreachable(AppError):
+    """No server answers at this address."""

@@ -64,3 +64,13 @@ def _type(pa: Any, path: str) -> Any:
         return pa.string()
     exact = path.endswith(("_bytes", "_flops", "steps", "parameters")) or path.startswith(("spec.", "memory."))
     return pa.int64() if exact and path not in ("spec.dropout", "spec.memory_limit_gib") else pa.float64()
+
+
+def encoded(format: str, results: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
+    """The file in pieces: `csv`, `parquet`, or `json` with one result a line."""
+    if format == "parquet":
+        yield parquet_bytes(results)
+    elif format == "csv":
+        yield from (line.encode() for line in csv_lines(results))
+    else:
+        yield from (json.dumps(result).encode() + b"\n" for result in results)

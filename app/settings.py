@@ -10,8 +10,10 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from app.errors import SettingsRefused
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -142,3 +144,13 @@ def is_loopback(host: str) -> bool:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def read_settings(**chosen: object) -> Settings:
+    """From the environment, with what the command line names put over it. Raises SettingsRefused in one line."""
+    try:
+        return Settings.model_validate({name: value for name, value in chosen.items() if value is not None})
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        name = f"REMAT_{str(fault['loc'][0]).upper()}: " if fault["loc"] else ""
+        raise SettingsRefused(name + fault["msg"].removeprefix("Value error, ")) from None

@@ -1,0 +1,112 @@
+"""A small client of the REST API, on the standard library alone.
+
+client = Client("http://127.0.0.1:8000")
+job = client.submit({"model": "gpt-tiny"}, vary={"checkpointing": ["none", "per-layer"]})
+for run in client.wait(job["id"]):
+    print(run["spec"]["checkpointing"], run["memory"]["device_peak_bytes"])
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlencode
+from urllib.request import Request, urlopen
+
+from app.errors import Refused, Unreachable
+
+Json = dict[str, Any]
+
+
+class Client:
+    """One server. Every method raises Refused or Unreachable."""
+
+    def __init__(self, url: str = "http://127.0.0.1:8000", token: str | None = None, timeout: float = 60.0) -> None:
+        self.url, self.token, self.timeout = url.rstrip("/"), token, timeout
+
+    def predict(self, spec: Mapping[str, Any], method: str = "closed-form") -> Json:
+        """A RunResult."""
+        return self._json("POST", "/predictions", {"spec": spec, "method": method})
+
+    def submit(
+        self, spec: Mapping[str, Any], vary: Mapping[str, Sequence[Any]] | None = None, *, key: str | None = None,
+        **more: Any,
+    ) -> Json:  # fmt: skip
+        """Queue a job (`name`, `method`, `timeout_seconds`, `priority` by keyword). The same `key` is the same job."""
+        headers = {"Idempotency-Key": key} if key else {}
+        return self._json("POST", "/jobs", {"spec": spec, "vary": vary or {}, **more}, headers)
+
+    def job(self, job_id: str) -> Json:
+        return self._json("GET", f"/jobs/{quote(job_id, safe='')}")
+
+    def jobs(self, status: str | None = None, limit: int = 50) -> list[Json]:
+        """Newest first."""
+        query = {"limit": limit} | ({"status": status} if status else {})
+        found: list[Json] = self._json("GET", f"/jobs?{urlencode(query)}")["items"]
+        return found
+
+    def log(self, job_id: str, after: int = 0) -> Json:
+        """{"lines", "next_after"}"""
+        return self._json("GET", f"/jobs/{quote(job_id, safe='')}/log?after={after}")
+
+    def cancel(self, job_id: str) -> Json:
+        return self._json("POST", f"/jobs/{quote(job_id, safe='')}/cancel")
+
+    def retry(self, job_id: str) -> Json:
+        return self._json("POST", f"/jobs/{quote(job_id, safe='')}/retry")
+
+    def runs(self, **filters: Any) -> Iterator[Json]:
+        """Every matching result, page by page."""
+        cursor = None
+        while True:
+            query = {**filters, "limit": 200} | ({"cursor": cursor} if cursor else {})
+            page = self._json("GET", f"/runs?{urlencode(query, doseq=True)}")
+            yield from page["items"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return
+
+    def tradeoff(self, **filters: Any) -> Json:
+        return self._json("GET", f"/tradeoff?{urlencode(filters, doseq=True)}")
+
+    def export(self, format: str, **filters: Any) -> bytes:
+        """Results as `csv`, `parquet` or `json`."""
+        return self._send("GET", f"/runs?{urlencode({**filters, 'format': format}, doseq=True)}")
+
+    def wait(self, job_id: str, poll_seconds: float = 0.5) -> list[Json]:
+        """The job's results once it has ended."""
+        while self.job(job_id)["finished_at"] is None:
+            time.sleep(poll_seconds)
+        return list(self.runs(job_id=job_id, sort="created_at"))
+
+    def _json(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Json:
+        answer: Json = json.loads(self._send(method, path, body, headers))
+        return answer
+
+    def _send(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> bytes:
+        sent = {"Accept": "application/json", **(headers or {})}
+        if self.token:
+            sent["Authorization"] = f"Bearer {self.token}"
+        data = None if body is None else json.dumps(body).encode()
+        if data is not None:
+            sent["Content-Type"] = "application/json"
+        request = Request(f"{self.url}/api/v1{path}", data, sent, method=method)
+        try:
+            with urlopen(request, timeout=self.timeout) as response:
+                content: bytes = response.read()
+                return content
+        except HTTPError as error:
+            raise Refused(error.code, _problem(error.read())) from None
+        except (URLError, TimeoutError, ConnectionError) as error:
+            raise Unreachable(f"{self.url} does not answer: {getattr(error, 'reason', error)}") from None
+
+
+def _problem(body: bytes) -> Json:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

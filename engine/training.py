@@ -21,7 +21,7 @@ from engine.checkpointing.segments import Passed
 from engine.errors import UnsupportedError
 from engine.losses import cross_entropy
 from engine.models.decoder import Decoder, initialise, initialise_parameter, rotary_tables
-from engine.models.huggingface import HuggingFaceModel, build_huggingface
+from engine.models.huggingface import HuggingFaceModel, build_huggingface, runs_in_transformers
 from engine.offload.assembly import Offload, hollow, offloads
 from engine.offload.optimizer import OffloadedOptimizer
 from engine.optimizers import DTYPES, DeviceOptimizer
@@ -76,12 +76,14 @@ class Training:
     def step(self, index: int, marker: PhaseMarker = unmarked) -> Tensor:
         """One optimizer step on the batch of that index; the mean loss, detached."""
         total = torch.zeros((), device=self.device)
-        for micro in range(self.spec.grad_accumulation):
+        count = self.spec.grad_accumulation
+        share = torch.full((), 1 / count, device=self.device)  # dividing the loss would keep a scalar for backward
+        for micro in range(count):
             with marker("forward"):
-                loss = self._forward(index * self.spec.grad_accumulation + micro)
+                loss = self._forward(index * count + micro)
             with marker("backward"):
-                loss.backward()
-            total += loss.detach()
+                loss.backward(share)
+            total += loss.detach() * share
             del loss
         with marker("optimizer"):
             self.optimizer.step()
@@ -94,9 +96,7 @@ class Training:
         recipe = RECIPES[self.spec.precision]
         lower = self.offload.forward() if self.offload else nullcontext()
         with lower, torch.autocast(self.device.type, torch.bfloat16, enabled=recipe.autocast):
-            loss = self._loss(tokens, targets)
-        mean: Tensor = loss / self.spec.grad_accumulation if self.spec.grad_accumulation > 1 else loss
-        return mean
+            return self._loss(tokens, targets)
 
     def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Ours on hidden states, or the standard one; transformers' classes bring their own standard loss."""

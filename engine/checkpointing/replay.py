@@ -203,7 +203,7 @@ class Recording(TorchDispatchMode):
     """Notes the ops of `groups` while a block runs; its `pack` and `unpack` are the block's saved-tensor hooks."""
 
     def __init__(self, groups: frozenset[str], labeller: Labeller, random: bool) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self.groups, self.labeller, self.random = groups, labeller, random
         self.matched: set[str] = set()
         self.values: dict[int, tuple[Value, weakref.ref[Any]]] = {}

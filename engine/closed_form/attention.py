@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from engine.closed_form.tape import Op, Tape, Tensor
 
 if TYPE_CHECKING:
-    from engine.closed_form.block import Context
+    from engine.closed_form.ops import Context
 
 CORE = "attention-core"
 
@@ -41,6 +41,12 @@ def _cast(tape: Tape, context: Context, x: Tensor) -> Tensor:
     return tape.add(Op(copy.name, CORE, reads=(x.name,), makes=(copy,)))
 
 
+def _mixed(context: Context) -> tuple[int, int, int]:
+    """Shape of the core's output: (B, S, H·D), with the values' head size."""
+    arch = context.arch
+    return context.batch, context.seq, arch.heads * (arch.latent.value_dim if arch.latent else arch.head_dim)
+
+
 def core_flops(context: Context) -> int:
     """QKᵀ and PV over the whole S×S square, 4·B·H·S²·D, as MFU counts them (a causal kernel skips half in time)."""
     return 4 * context.batch * context.arch.heads * context.seq**2 * context.arch.head_dim
@@ -52,7 +58,7 @@ def flash(tape: Tape, context: Context, q: Tensor, k: Tensor, v: Tensor) -> Tens
     in memory as (B, S, H, D), so the projection that follows reads it without a copy."""
     arch = context.arch
     q, k, v = (_cast(tape, context, x) for x in (q, k, v))
-    out = Tensor("attention.mixed", q.shape, context.compute, CORE, "B·S·H·D")
+    out = Tensor("attention.mixed", _mixed(context), context.compute, CORE, "B·S·H·D")
     lse = Tensor("attention.lse", (context.batch, arch.heads, context.seq), "fp32", CORE, "B·H·S", differentiable=False)
     flops = core_flops(context)
     op = Op(
@@ -109,7 +115,7 @@ def standard(tape: Tape, context: Context, q: Tensor, k: Tensor, v: Tensor) -> T
                backward_scratch=0 if context.cuda else 2 * dropped.bytes)
         )  # fmt: skip
     values = by_head(v, single)
-    out = Tensor("attention.product", q.shape, context.compute, CORE, "B·S·H·D")
+    out = Tensor("attention.product", _mixed(context), context.compute, CORE, "B·S·H·D")
     mixed = tape.add(
         Op("attention.product", CORE, reads=(weights.name, values.name), makes=(out,),
            saves=(weights.name, values.name), flops=flops, backward_flops=2 * flops, product=True)
@@ -118,7 +124,7 @@ def standard(tape: Tape, context: Context, q: Tensor, k: Tensor, v: Tensor) -> T
     if arch.heads == 1 or context.seq == 1:
         return mixed
     tape.hold(weights)
-    flat = Tensor("attention.mixed", q.shape, context.compute, "attention-out", "B·S·H·D")
+    flat = Tensor("attention.mixed", _mixed(context), context.compute, "attention-out", "B·S·H·D")
     tape.add(Op("attention.flatten", "attention-out", reads=(mixed.name,), makes=(flat,)))
     return flat
 

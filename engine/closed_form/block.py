@@ -1,142 +1,23 @@
-"""The tapes of one decoder block, of the embedding and of the final norm: what `engine.models.decoder` runs.
-
-Notation of the formulas: B sequences, S tokens, d hidden, H heads, K kv heads, D head size, f FFN width, V vocabulary.
-"""
+"""The tapes of one decoder block and of the embedding: what `engine.models.decoder` runs, and for architectures that
+only transformers has, the same ops on their shapes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
-from engine.architecture import Architecture
 from engine.closed_form.attention import attention_core
+from engine.closed_form.mlp import mlp
+from engine.closed_form.ops import Context, add, context_of, dropout, linear, norm
 from engine.closed_form.tape import OUTSIDE, Op, Tape, Tensor
-from engine.recipes import DTYPE_BYTES, RECIPES
-from engine.spec import RunSpec
+from engine.recipes import DTYPE_BYTES
 
-
-@dataclass(frozen=True)
-class Context:
-    """What a tape needs to know of a spec."""
-
-    arch: Architecture
-    batch: int
-    seq: int
-    weight: str
-    """Dtype of weights, norms and of the residual stream."""
-    compute: str
-    """Dtype of matmul results."""
-    attention: str
-    dropout: bool
-    cuda: bool
-    """Figures are for a CUDA device: its kernels differ in scratch and in a few small tensors."""
-
-    @property
-    def rows(self) -> int:
-        return self.batch * self.seq
-
-    @property
-    def autocast(self) -> bool:
-        return self.weight != self.compute
-
-    def stream(self, name: str, group: str) -> Tensor:
-        """A (B, S, d) tensor of the residual stream."""
-        return Tensor(name, (self.batch, self.seq, self.arch.hidden), self.weight, group, "B·S·d")
-
-
-def predicts_cuda(spec: RunSpec) -> bool:
-    """Whether the figures are for a CUDA device: a GPU is named, or the run would be on one."""
-    return spec.gpu is not None or spec.device.startswith("cuda")
-
-
-def context_of(spec: RunSpec) -> Context:
-    recipe = RECIPES[spec.precision]
-    return Context(
-        arch=spec.architecture,
-        batch=spec.micro_batch,
-        seq=spec.seq,
-        weight=recipe.weight,
-        compute=recipe.compute,
-        attention=spec.attention,
-        dropout=spec.dropout > 0,
-        cuda=predicts_cuda(spec),
-    )
-
-
-def norm(tape: Tape, context: Context, x: Tensor, name: str, group: str) -> Tensor:
-    """LayerNorm saves its input, mean and reciprocal deviation; RMSNorm its input and reciprocal root mean square."""
-    arch, size = context.arch, DTYPE_BYTES[context.weight]
-    statistic = "fp32" if context.cuda or arch.norm == "rmsnorm" else context.weight
-    names = ("mean", "rstd") if arch.norm == "layernorm" else ("rrms",)
-    statistics = [
-        Tensor(f"{name}.{s}", (context.batch, context.seq, 1), statistic, group, "B·S", differentiable=False)
-        for s in names
-    ]
-    out = context.stream(name, group)
-    fp32_copy = 4 * out.elements
-    plain_rms = arch.norm == "rmsnorm" and not context.cuda
-    scratch = fp32_copy if plain_rms and size < 4 else 0
-    op = Op(
-        f"{name}", group, reads=(x.name,), makes=(out, *statistics), saves=(x.name, *(s.name for s in statistics)),
-        weights=((f"{name}.weight", arch.norm_parameters * size),), scratch=scratch,
-        backward_scratch=2 * fp32_copy if plain_rms else 0,
-    )  # fmt: skip
-    return tape.add(op)
-
-
-def linear(
-    tape: Tape, context: Context, x: Tensor, name: str, width: int, group: str, *, bias: bool, formula: str
-) -> Tensor:
-    """A projection of x (B, S, w) to `width` columns. It saves its input; autocast makes bf16 copies of the input and
-    of the weight first, and saves those."""
-    inner = x.shape[-1]
-    saves = [x.name]
-    weight_bytes = inner * width * DTYPE_BYTES[context.weight]
-    gradients = [(f"{name}.weight", weight_bytes)]
-    if bias:
-        gradients.append((f"{name}.bias", width * DTYPE_BYTES[context.weight]))
-    extra: tuple[Tensor, ...] = ()
-    if context.autocast:
-        if x.dtype != context.compute:
-            copy = Tensor(f"{name}.input", x.shape, context.compute, group, "bf16 copy for autocast")
-            x = tape.add(Op(f"{name}.cast", group, reads=(x.name,), makes=(copy,)))
-        extra = (
-            Tensor(f"{name}.weight_bf16", (width, inner), context.compute, group, "bf16 copy of the weight",
-                   differentiable=False),
-        )  # fmt: skip
-        saves = [x.name, *(tensor.name for tensor in extra)]
-    out = Tensor(name, (context.batch, context.seq, width), context.compute, group, formula)
-    flops = 2 * context.rows * inner * width
-    op = Op(
-        name, group, reads=(x.name,), makes=(out, *extra), saves=tuple(saves), weights=tuple(gradients),
-        flops=flops, backward_flops=2 * flops, product=True, weight_bytes=weight_bytes,
-    )  # fmt: skip
-    return tape.add(op)
-
-
-def dropout(tape: Tape, context: Context, x: Tensor, name: str) -> Tensor:
-    """Dropout keeps one byte of mask an element."""
-    if not context.dropout:
-        return x
-    mask = Tensor(f"{name}.mask", x.shape, "bool", "dropout", "B·S·d", differentiable=False)
-    out = Tensor(name, x.shape, x.dtype, "dropout", "B·S·d")
-    scratch = 0 if context.cuda else 2 * out.bytes
-    return tape.add(
-        Op(name, "dropout", reads=(x.name,), makes=(out, mask), saves=(mask.name,), backward_scratch=scratch)
-    )
-
-
-def add(tape: Tape, context: Context, x: Tensor, branch: Tensor, name: str) -> Tensor:
-    """The residual addition; it saves nothing and belongs to the group of the branch that ends in it."""
-    group = branch.group if branch.group != "dropout" else tape.tensors[branch.name].group
-    return tape.add(Op(name, group, reads=(x.name, branch.name), makes=(context.stream(name, group),), passes=True))
+__all__ = ["Context", "block_tape", "context_of", "embedding_tape"]
 
 
 def attention(tape: Tape, context: Context, x: Tensor) -> Tensor:
+    """Projections, core and output projection of x (B, S, d)."""
     arch = context.arch
-    q = linear(tape, context, x, "q", arch.query_width, "qkv", bias=arch.qkv_bias, formula="B·S·H·D")
-    k = linear(tape, context, x, "k", arch.kv_width, "qkv", bias=arch.qkv_bias, formula="B·S·K·D")
-    v = linear(tape, context, x, "v", arch.kv_width, "qkv", bias=arch.qkv_bias, formula="B·S·K·D")
+    q, k, v = latent_projections(tape, context, x) if arch.latent else projections(tape, context, x)
     mixed = attention_core(tape, context, q, k, v)
     out = linear(
         tape, context, mixed, "attention.out", arch.hidden, "attention-out", bias=arch.output_bias, formula="B·S·d"
@@ -145,45 +26,72 @@ def attention(tape: Tape, context: Context, x: Tensor) -> Tensor:
     return out
 
 
-def mlp(tape: Tape, context: Context, x: Tensor) -> Tensor:
+def projections(tape: Tape, context: Context, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q (B, S, H·D), k and v (B, S, K·D), with their norms where the model has them."""
     arch = context.arch
-    shape = (context.batch, context.seq, arch.ffn)
+    q = linear(tape, context, x, "q", arch.query_width, "qkv", bias=arch.qkv_bias, formula="B·S·H·D")
+    k = linear(tape, context, x, "k", arch.kv_width, "qkv", bias=arch.qkv_bias, formula="B·S·K·D")
+    v = linear(tape, context, x, "v", arch.kv_width, "qkv", bias=arch.qkv_bias, formula="B·S·K·D")
+    if arch.qk_norm == "head":
+        q = norm(tape, context, q, "q_norm", "norms", per_row=arch.heads, parameters=arch.head_dim)
+        k = norm(tape, context, k, "k_norm", "norms", per_row=arch.kv_heads, parameters=arch.head_dim)
+    elif arch.qk_norm == "width":
+        q = norm(tape, context, q, "q_norm", "norms", parameters=arch.query_width)
+        k = norm(tape, context, k, "k_norm", "norms", parameters=arch.kv_width)
+    return q, k, v
 
-    def activate(source: Tensor) -> Tensor:
-        out = Tensor("mlp.activated", shape, source.dtype, "mlp-activation", "B·S·f")
-        saved = out if arch.activation == "relu" else source
-        return tape.add(Op("mlp.activation", "mlp-activation", reads=(source.name,), makes=(out,), saves=(saved.name,)))
 
-    def project(name: str) -> Tensor:
-        return linear(tape, context, x, name, arch.ffn, "mlp-in", bias=arch.mlp_bias, formula="B·S·f")
-
-    if arch.gated:
-        activated = activate(project("mlp.gate"))
-        up = project("mlp.up")
-        product = Tensor("mlp.product", shape, up.dtype, "mlp-activation", "B·S·f")
-        inner = tape.add(
-            Op("mlp.gate_product", "mlp-activation", reads=(activated.name, up.name), makes=(product,),
-               saves=(activated.name, up.name))
-        )  # fmt: skip
-    else:
-        inner = activate(project("mlp.up"))
-    out = linear(tape, context, inner, "mlp.down", arch.hidden, "mlp-out", bias=arch.mlp_bias, formula="B·S·d")
-    tape.hold(x, inner)
-    return out
+def latent_projections(tape: Tape, context: Context, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Multi-head latent attention in training: queries and keys-values through compressed vectors, then whole."""
+    arch, latent = context.arch, context.arch.latent
+    assert latent is not None
+    width = latent.plain_dim + latent.rotary_dim
+    source = x
+    if latent.query_rank:
+        down = linear(tape, context, x, "q_down", latent.query_rank, "qkv", bias=False, formula="B·S·rank")
+        source = norm(tape, context, down, "q_norm", "norms", parameters=latent.query_rank)
+    q = linear(tape, context, source, "q", arch.heads * width, "qkv", bias=False, formula="B·S·H·D")
+    ranks = latent.kv_rank + latent.rotary_dim
+    down = linear(tape, context, x, "kv_down", ranks, "qkv", bias=False, formula="B·S·rank")
+    source = norm(tape, context, down, "kv_norm", "norms", parameters=latent.kv_rank)
+    k = linear(tape, context, source, "k", arch.heads * width, "qkv", bias=False, formula="B·S·H·D")
+    v = linear(tape, context, source, "v", arch.heads * latent.value_dim, "qkv", bias=False, formula="B·S·H·Dv")
+    return q, k, v
 
 
 @cache
 def block_tape(context: Context) -> Tape:
-    """x + attention(norm(x)), then x + mlp(norm(x)). Its one input is `x` (B, S, d)."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); or both branches of one x. Its one input is `x` (B, S, d)."""
     tape = Tape()
     x = tape.input(context.stream("x", "norms"))
-    branch = attention(tape, context, norm(tape, context, x, "attention_norm", "norms"))
-    middle = add(tape, context, x, dropout(tape, context, branch, "attention.out_dropped"), "x_middle")
-    branch = mlp(tape, context, norm(tape, context, middle, "mlp_norm", "norms"))
-    out = add(tape, context, middle, dropout(tape, context, branch, "mlp.out_dropped"), "x_out")
-    tape.hold(middle)
-    assert out.shape == x.shape
+    _parallel(tape, context, x) if context.arch.parallel != "no" else _sequential(tape, context, x)
     return tape
+
+
+def _sequential(tape: Tape, context: Context, x: Tensor) -> None:
+    before, after = context.arch.norm_placement != "post", context.arch.norm_placement != "pre"
+    normed = norm(tape, context, x, "attention_norm", "norms") if before else x
+    branch = attention(tape, context, normed)
+    if after:
+        branch = norm(tape, context, branch, "attention_post_norm", "norms")
+    branch = dropout(tape, context, branch, "attention.out_dropped")
+    middle = add(tape, context, x, branch, "x_middle", "attention-out")
+    normed = norm(tape, context, middle, "mlp_norm", "norms") if before else middle
+    branch = mlp(tape, context, normed)
+    if after:
+        branch = norm(tape, context, branch, "mlp_post_norm", "norms")
+    add(tape, context, middle, dropout(tape, context, branch, "mlp.out_dropped"), "x_out", "mlp-out")
+    tape.hold(middle)
+
+
+def _parallel(tape: Tape, context: Context, x: Tensor) -> None:
+    normed = norm(tape, context, x, "attention_norm", "norms")
+    mixed = dropout(tape, context, attention(tape, context, normed), "attention.out_dropped")
+    if context.arch.parallel == "two-norms":
+        normed = norm(tape, context, x, "mlp_norm", "norms")
+    inner = dropout(tape, context, mlp(tape, context, normed), "mlp.out_dropped")
+    both = add(tape, context, mixed, inner, "branches", "mlp-out")
+    add(tape, context, both, x, "x_out", "mlp-out")
 
 
 @cache

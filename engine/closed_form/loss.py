@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from engine.closed_form.block import Context, linear, norm
+from engine.closed_form.ops import Context, linear, norm
 from engine.closed_form.tape import OUTSIDE, Op, Tape, Tensor
 from engine.closed_form.walk import Backward, Meter, run_forward
 from engine.recipes import DTYPE_BYTES

@@ -17,8 +17,11 @@ from engine.spec import RunSpec
 
 def predict(spec: RunSpec) -> RunResult:
     """What a spec costs. Raises UnsupportedError, naming the field, for what has no closed form."""
-    if spec.architecture.style == "other":
-        raise UnsupportedError("model", f"{spec.architecture.name} has no closed form: use method=simulated")
+    arch = spec.architecture
+    if arch.family != "decoder":
+        raise UnsupportedError(
+            "model", f"{arch.name} ({arch.model_type}, {arch.family}) has no closed form: use method=simulated"
+        )
     return predict_inference(spec) if spec.mode == "inference" else _predict_training(spec)
 
 

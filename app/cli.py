@@ -12,6 +12,8 @@ from typing import Annotated, Literal
 import typer
 from pydantic import ValidationError
 
+from app.cli_exercise import SETTINGS as EXERCISE_SETTINGS
+from app.cli_exercise import work_out
 from app.cli_jobs import jobs
 from app.errors import AppError
 from app.flags import grid, with_spec_flags
@@ -32,6 +34,7 @@ app = typer.Typer(
 runs = typer.Typer(help="Stored results.", no_args_is_help=True)
 app.add_typer(runs, name="runs")
 app.add_typer(jobs, name="jobs")
+app.command("exercise", context_settings=EXERCISE_SETTINGS)(work_out)
 
 BAD_INPUT = 2
 FAILED = 1

@@ -27,6 +27,8 @@ NAVIGATION = (
     ("/explore", "Explore"),
     ("/runs", "Runs"),
     ("/jobs", "Jobs"),
+    ("/learn", "Learn"),
+    ("/exercises", "Exercises"),
     ("/about", "About"),
 )
 

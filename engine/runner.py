@@ -22,6 +22,8 @@ from typing import Any, get_args
 # The only CUDA check that does not create a context in the process that will fork.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+# Threads that wait must sleep: spinning, two runs on one machine slow each other down ninefold.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # numpy's BLAS starts its threads on import; a process that forks must have none, and nothing here uses them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 

@@ -11,10 +11,11 @@ from fastapi import APIRouter, FastAPI
 from fastapi.staticfiles import StaticFiles
 
 from app import login, pages, security
-from app.api import catalog, health, jobs, predictions, problems, runs
+from app.api import catalog, exercises, health, jobs, predictions, problems, reference, runs
 from app.db.migrate import open_database
 from app.jobs.simulator import Simulator
 from app.jobs.supervisor import Supervisor
+from app.pages.errors import ErrorPages
 from app.services import Services, State
 from app.settings import Settings, static_directory
 
@@ -55,13 +56,15 @@ def create_app(
         redirect_slashes=False,
     )
     api = APIRouter(prefix="/api/v1", responses=ERRORS)  # type: ignore[arg-type]
-    for module in (catalog, predictions, jobs, runs):
+    for module in (catalog, predictions, jobs, runs, exercises):
         api.include_router(module.router)
     app.include_router(api)
     app.include_router(health.router)
+    app.include_router(reference.router)
     app.include_router(login.router)
     app.include_router(pages.router)
     app.mount("/static", StaticFiles(directory=static_directory()), name="static")
     problems.install(app)
     security.install(app, settings)
+    app.add_middleware(ErrorPages)
     return app

@@ -30,8 +30,9 @@ LINK_EFFICIENCY = 0.80
 """Share of a PCIe link's rate that pinned copies reach: 24.8 of 31.5 GB/s on A100, 55 of 63 on H200 (gpus.json)."""
 
 HOST_BYTES_PER_SECOND = 100e9
-"""Memory bandwidth of a server socket that one GPU's CPU optimizer can use (eight DDR4-3200 channels: 205 GB/s for
-two GPUs). The optimizer is limited by it: fused AdamW moves 28 bytes a parameter."""
+NODE_HOST_BYTES_PER_SECOND = 400e9
+"""Memory bandwidth that one GPU's CPU optimizer can use, and what a node of two sockets has for all its GPUs (eight
+DDR4-3200 channels a socket: 205 GB/s)."""
 
 NVME_READ_BYTES_PER_SECOND = 6.5e9
 NVME_WRITE_BYTES_PER_SECOND = 5.0e9

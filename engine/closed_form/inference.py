@@ -17,10 +17,10 @@ from engine.result import AtPeak, Inference, LedgerRow, Memory, PhaseSeconds, Ru
 from engine.spec import RunSpec
 
 
-def kv_cache_bytes(spec: RunSpec) -> int:
-    """2 · L · B · (S + new tokens) · K · D · bytes an element."""
+def kv_cache_bytes(spec: RunSpec, positions: int) -> int:
+    """2 · L · B · positions · K · D · bytes an element."""
     arch, size = spec.architecture, DTYPE_BYTES[RECIPES[spec.precision].compute]
-    return 2 * arch.layers * spec.micro_batch * (spec.seq + spec.new_tokens) * arch.kv_width * size
+    return 2 * arch.layers * spec.micro_batch * positions * arch.kv_width * size
 
 
 def activation_bytes(context: Context, keys: int) -> int:
@@ -47,7 +47,8 @@ def predict_inference(spec: RunSpec) -> RunResult:
     moved = spec.offload_parameters != "none"
     on_device = weights - blocks * arch.layers + PREFETCHED * blocks if moved else weights
     buffers = rotary_buffer_bytes(arch, spec.seq + spec.new_tokens, recipe.weight)
-    cache, activations = kv_cache_bytes(spec), activation_bytes(context, spec.seq)
+    cache = kv_cache_bytes(spec, spec.seq + spec.new_tokens)
+    activations = activation_bytes(context, spec.seq)
     peak = on_device + buffers + cache + activations
     timing, first, decode = _times(spec, context, on_device)
     return RunResult(
@@ -65,7 +66,8 @@ def predict_inference(spec: RunSpec) -> RunResult:
         timing=timing,
         inference=Inference(
             weights_bytes=weights,
-            kv_cache_bytes=cache,
+            kv_cache_bytes=kv_cache_bytes(spec, spec.seq),
+            kv_cache_allocated_bytes=cache,
             activation_peak_bytes=activations,
             time_to_first_token_seconds=first,
             decode_tokens_per_second=decode,
@@ -92,7 +94,7 @@ def _times(spec: RunSpec, context: Context, weights_read: int) -> tuple[Timing, 
     transferred = block_bytes(arch, RECIPES[spec.precision].weight) * arch.layers
     moved = transferred / card.host_link if spec.offload_parameters != "none" else 0.0
     prefill = max(work.seconds, moved * chunks)
-    token = max((weights_read + kv_cache_bytes(spec)) / card.memory, moved)
+    token = max((weights_read + kv_cache_bytes(spec, spec.seq + spec.new_tokens)) / card.memory, moved)
     total = prefill + token * max(0, spec.new_tokens - 1)
     tokens = spec.micro_batch * (spec.seq + spec.new_tokens)
     timing = Timing(

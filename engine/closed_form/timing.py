@@ -12,6 +12,8 @@ from engine.closed_form.block import Context, block_tape, context_of, embedding_
 from engine.closed_form.hardware import (
     HOST_BYTES_PER_SECOND,
     KERNEL_SECONDS,
+    NODE_GPUS,
+    NODE_HOST_BYTES_PER_SECOND,
     NVME_READ_BYTES_PER_SECOND,
     NVME_WRITE_BYTES_PER_SECOND,
     Rates,
@@ -166,12 +168,13 @@ def transfers(spec: RunSpec, card: Rates, hosted_bytes: int) -> Iterable[tuple[s
     weights = elements * DTYPE_BYTES[recipe.weight]
     place = residency(spec)
     shard = ranks if spec.sharding == "zero-3" else 1
+    host_rate = min(HOST_BYTES_PER_SECOND, NODE_HOST_BYTES_PER_SECOND / min(ranks, NODE_GPUS))
     if spec.offload_optimizer != "none":
         yield "backward", "down", weights / shard / card.host_link * micro
         yield (
             "backward",
             "cpu",
-            HOST_ADAM_BYTES * elements / (ranks if spec.sharding != "none" else 1) / (HOST_BYTES_PER_SECOND),
+            HOST_ADAM_BYTES * elements / (ranks if spec.sharding != "none" else 1) / host_rate,
         )
         if spec.offload_parameters == "none":
             yield "backward", "up", weights / shard / card.host_link

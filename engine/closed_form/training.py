@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from engine.checkpoint_names import parse_checkpointing
 from engine.closed_form.block import Context, block_tape, context_of, embedding_tape
+from engine.closed_form.budget import REFERENCE_CARD, budget_schedule
 from engine.closed_form.loss import final_norm_tape, join_tied_head, loss_backward, loss_forward
 from engine.closed_form.residency import block_bytes, residency
 from engine.closed_form.schedule import Chain, Leaf, Schedule, nested, segments
 from engine.closed_form.states import optimizer_peak_bytes, parameter_elements, rotary_buffer_bytes
 from engine.closed_form.tape import total_bytes
 from engine.closed_form.walk import Backward, Meter, run_forward
-from engine.errors import UnsupportedError
 from engine.recipes import DTYPE_BYTES, RECIPES
 from engine.spec import RunSpec
 
@@ -42,7 +42,12 @@ def schedule_of(spec: RunSpec) -> Schedule:
         return nested(layers)
     if plan.kind == "selective":
         return [(Leaf(frozenset(plan.groups or DEFAULT_SELECTIVE)), layers)]
-    raise UnsupportedError("checkpointing", f"{spec.checkpointing} has no closed form yet")
+    context = context_of(spec)
+    card = spec.gpu or REFERENCE_CARD
+    block = total_bytes(block_tape(context).saved.values())
+    around = walk_step(spec.model_copy(update={"checkpointing": "none"})).saved_bytes - layers * block
+    allowed = int(plan.budget * (around + layers * block)) - around
+    return budget_schedule(context, layers, allowed, card)
 
 
 def walk_step(spec: RunSpec) -> Step:

@@ -21,6 +21,7 @@ from engine.environment import environment
 from engine.errors import OutOfMemory
 from engine.observe import MemoryPass
 from engine.result import Memory, PhaseSeconds, RunResult, Timeline, Timing
+from engine.serving import measure_inference
 from engine.spec import RunSpec
 from engine.trace import Trace, timeline
 from engine.training import Training, build, resolve_device
@@ -44,7 +45,8 @@ def measure(spec: RunSpec, progress: Progress = silent) -> tuple[RunResult, Time
     device = resolve_device(spec.device)
     try:
         with _memory_cap(spec.memory_limit_gib, device):
-            return _measure_training(spec, device, progress)
+            run = measure_inference if spec.mode == "inference" else _measure_training
+            return run(spec, device, progress)
     except (torch.OutOfMemoryError, OutOfMemory, MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise

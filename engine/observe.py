@@ -9,14 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from engine.offload.assembly import Offload
 from engine.trace import Recorder, Trace
-from engine.training import Training
+from engine.training import PhaseMarker
 
 MARK = "remat|"
 
@@ -24,10 +25,25 @@ Mark = Callable[[str], None]
 """Leaves a mark in the trace: `phase|NAME|+`, `block|NAME|-`, `grad|ADDRESS`, `param|ADDRESS`."""
 
 
-class MemoryPass:
-    """Watches one step of a built training run."""
+class Run(Protocol):
+    """What can be watched: a built training or inference run."""
 
-    def __init__(self, training: Training) -> None:
+    device: torch.device
+    blocks: list[nn.Module]
+    offload: Offload | None
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    def step(self, index: int, marker: PhaseMarker) -> Tensor: ...
+
+    def base_bytes(self) -> dict[str, int]: ...
+
+
+class MemoryPass:
+    """Watches one step of a built run."""
+
+    def __init__(self, training: Run) -> None:
         self.training = training
         self.base = training.base_bytes()
 

@@ -75,6 +75,9 @@ class Timing(_Part):
 class Inference(_Part):
     weights_bytes: int | None = None
     kv_cache_bytes: int | None = None
+    """Keys and values of the prompt: 2·L·B·S·n_kv·head_dim·bytes."""
+    kv_cache_allocated_bytes: int | None = None
+    """The same with room for the new tokens, as it is allocated."""
     activation_peak_bytes: int | None = None
     """Peak bytes beyond weights and KV cache."""
     time_to_first_token_seconds: float | None = None

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from engine.architecture import Architecture
 from engine.attention import Kernel, select_kernel
 from engine.checkpoint_names import Checkpointing, parse_checkpointing
-from engine.checkpointing import apply_checkpointing
+from engine.checkpointing.policies import apply_checkpointing
 from engine.checkpointing.segments import Passed
 from engine.errors import UnsupportedError
 from engine.losses import cross_entropy
@@ -155,9 +155,9 @@ def build(
     blocks = [block for blocks in lists for block in blocks]
     offload = _build_offload(spec, arch, device, model, blocks) if offloads(spec) else None
     optimizer = (offload and offload.optimizer) or DeviceOptimizer(model.parameters(), recipe, spec.optimizer)
-    for stack in lists:
-        apply_checkpointing(stack, plan or parse_checkpointing(spec.checkpointing), dropout=spec.dropout > 0)
-    notes = model.notes if isinstance(model, HuggingFaceModel) else [kernel.note]
+    policy = plan or parse_checkpointing(spec.checkpointing)
+    plans = [apply_checkpointing(stack, policy, dropout=spec.dropout > 0, spec=spec) for stack in lists]
+    notes = [*(model.notes if isinstance(model, HuggingFaceModel) else [kernel.note]), *plans]
     if offload:
         notes = [*notes, *offload.warnings]
         if spec.offload_activations != "none":

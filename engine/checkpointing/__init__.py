@@ -1,5 +1,4 @@
-"""Activation checkpointing: each policy is a tree over a model's blocks. Adding one is adding a row to `POLICIES`."""
+"""Activation checkpointing. A policy is a tree over a model's blocks; adding one adds a row to `policies.POLICIES`.
 
-from engine.checkpointing.policies import POLICIES, apply_checkpointing
-
-__all__ = ["POLICIES", "apply_checkpointing"]
+`tree`, `worth`, `chain` and `budget` are torch-free: they plan. The other modules run what is planned.
+"""

@@ -172,12 +172,12 @@ def _map(function: Callable[[Any], Any], tree: Any) -> Any:
     return function(tree)
 
 
-def _tensors(tree: Any) -> list[Tensor]:
+def tensors_in(tree: Any) -> list[Tensor]:
     if isinstance(tree, Tensor):
         return [tree]
     if isinstance(tree, tuple | list):
-        return [tensor for leaf in tree for tensor in _tensors(leaf)]
-    return [tensor for leaf in tree.values() for tensor in _tensors(leaf)] if isinstance(tree, dict) else []
+        return [tensor for leaf in tree for tensor in tensors_in(leaf)]
+    return [tensor for leaf in tree.values() for tensor in tensors_in(leaf)] if isinstance(tree, dict) else []
 
 
 @cache
@@ -227,7 +227,7 @@ class Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
-        inputs = [tensor.untyped_storage()._cdata for tensor in _tensors((args, options))]
+        inputs = [tensor.untyped_storage()._cdata for tensor in tensors_in((args, options))]
         group = self.labeller.group(func, inputs)
         self.matched.add(group)
         again = group in self.groups or (bool(inputs) and reads_shape_only(func))
@@ -252,7 +252,7 @@ class Recording(TorchDispatchMode):
     def _random(self, func: Any, args: Any) -> tuple[torch.device, bytearray] | None:
         """The generator state, if the op may draw from it: aten says so of its own, others may do so unsaid."""
         draws = torch.Tag.nondeterministic_seeded in func.tags or func.namespace != "aten"
-        tensors = _tensors(args)
+        tensors = tensors_in(args)
         if not (self.random and draws and tensors) or isinstance(tensors[0], FakeTensor):
             return None
         return tensors[0].device, capture(tensors[0].device)
@@ -291,7 +291,7 @@ class Recording(TorchDispatchMode):
 
     def _wrote(self, func: Any, args: Any, places: list[int] | None, step: Step | None) -> None:
         """An op wrote in place. Only a recomputed op's write to a value that is made again can be made again."""
-        written = [args[place] for place in places] if places is not None else _tensors(args)
+        written = [args[place] for place in places] if places is not None else tensors_in(args)
         for tensor in written:
             storage = tensor.untyped_storage()
             self.labeller.made(func, storage._cdata, in_place=True)

@@ -1,0 +1,161 @@
+"""The blocks of a run as tapes: by formula for our own decoder, by tracing one fake forward pass for any other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from engine.checkpointing.budget import Profile
+from engine.checkpointing.groups import Labeller, aten, labelling, watch
+from engine.checkpointing.replay import MASK, reads_shape_only, tensors_in, writes_to
+from engine.closed_form import predict
+from engine.closed_form.block import block_tape
+from engine.closed_form.ops import context_of
+from engine.closed_form.tape import Op, Tape, total_bytes
+from engine.closed_form.tape import Tensor as Row
+from engine.models.huggingface import HuggingFaceModel
+from engine.spec import RunSpec
+
+CPU = torch.device("cpu")
+
+
+def profile(spec: RunSpec) -> Profile:
+    """What the blocks of a spec keep and cost, and what is kept outside them."""
+    neutral = {"offload_optimizer": "none", "offload_parameters": "none", "offload_activations": "none"}
+    bare = spec.model_copy(update={**neutral, "checkpointing": "none", "sharding": "none", "world_size": 1})
+    if spec.runs_transformers:
+        tapes, saved = _traced(bare)
+    else:
+        tapes = (block_tape(context_of(bare)),) * spec.architecture.layers
+        saved = predict(bare).memory.saved_activation_bytes or 0
+    return Profile(tapes, saved - sum(total_bytes(tape.saved.values()) for tape in tapes))
+
+
+def _traced(spec: RunSpec) -> tuple[tuple[Tape, ...], int]:
+    """Tapes of every block, equal ones shared, and the bytes that a whole forward pass saves."""
+    from engine.simulate import simulate  # here, since a run is built with a policy, and this policy asks for a run
+    from engine.training import build
+
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.random.fork_rng():
+        training = build(spec, CPU, initialised=False)
+        recorders = [_TracedBlock(block) for block in training.blocks]
+        assert isinstance(training.model, HuggingFaceModel)
+        stack = training.model.block_lists[0]
+        for index, recorder in enumerate(recorders):
+            stack[index] = recorder
+        training.step(0)
+    tapes: list[Tape] = []
+    for recorder in recorders:
+        assert recorder.tape is not None
+        tapes.append(next((tape for tape in tapes if tape == recorder.tape), recorder.tape))
+    result, _ = simulate(spec)
+    return tuple(tapes), result.memory.saved_activation_bytes or 0
+
+
+class _TracedBlock(nn.Module):
+    """A block whose run becomes a tape."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.inside = block
+        self.tape: Tape | None = None
+        watch(block)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inside"), name)
+
+    def forward(self, x: Tensor, *arguments: Any, **options: Any) -> Any:
+        with labelling() as labeller:
+            tracer = Tracer(x, labeller)
+            with saved_tensors_hooks(tracer.pack, lambda saved: saved), tracer:
+                output = self.inside(x, *arguments, **options)
+        self.tape = tracer.finish()
+        return output
+
+
+class Tracer(TorchDispatchMode):
+    """Turns the operators of one block's run into a tape. Storages are named by the order of their making."""
+
+    def __init__(self, x: Tensor, labeller: Labeller) -> None:
+        TorchDispatchMode.__init__(self)
+        self.labeller = labeller
+        self.tape = Tape()
+        self.names: dict[int, str] = {}
+        self.alive: list[Any] = []
+        """Every storage of the run: none may be freed, or its name would pass on to the next at its address."""
+        self.shape_only: set[str] = set()
+        self.rows: list[dict[str, Any]] = []
+        self.saves: list[tuple[int, str]] = []
+        """(index of the newest op, name)."""
+        self._name(x, self.tape.input(_row("x", x, "")))
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        if name := self.names.get(tensor.untyped_storage()._cdata):
+            self.saves.append((max(0, len(self.rows) - 1), name))
+        return tensor
+
+    def _name(self, tensor: Tensor, row: Row) -> None:
+        storage = tensor.untyped_storage()
+        self.alive.append(storage)
+        self.names[storage._cdata] = row.name
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        inputs = tensors_in((args, options))
+        storages = [tensor.untyped_storage()._cdata for tensor in inputs]
+        group = self.labeller.group(func, storages)
+        output = func(*args, **options)
+        places = writes_to(func)
+        written = [args[place] for place in places] if places is not None else inputs
+        outputs = [*output] if isinstance(output, tuple | list) else [output]
+        made = [t for t in outputs if isinstance(t, Tensor) and t.untyped_storage()._cdata not in storages]
+        for tensor in made:
+            self.labeller.made(func, tensor.untyped_storage()._cdata, in_place=False)
+        for tensor in written:
+            self.labeller.made(func, tensor.untyped_storage()._cdata, in_place=True)
+        if made or written:
+            formula = flop_registry.get(func._overloadpacket)
+            flops = formula(*args, **options, out_val=output) if formula else 0
+            self._note(func, group, inputs, [*made, *written], flops)
+        return output
+
+    def _note(self, func: Any, group: str, inputs: Iterable[Tensor], made: list[Tensor], flops: int) -> None:
+        known = [self.names[t.untyped_storage()._cdata] for t in inputs if t.untyped_storage()._cdata in self.names]
+        reads = () if reads_shape_only(func) else tuple(n for n in dict.fromkeys(known) if n not in self.shape_only)
+        foreign = sum(t.nbytes for t in inputs if t.untyped_storage()._cdata not in self.names)
+        rows = []
+        for index, tensor in enumerate(made):
+            row = _row(
+                f"t{len(self.tape.tensors)}", tensor, group, mask=func is aten.native_dropout.default and index == MASK
+            )
+            self.tape.tensors[row.name] = row
+            self._name(tensor, row)
+            rows.append(row)
+            if reads_shape_only(func):
+                self.shape_only.add(row.name)
+        self.rows.append(
+            {"name": f"{len(self.rows)} {func}", "group": group, "reads": reads, "makes": tuple(rows), "flops": flops,
+             "product": flops > 0, "weight_bytes": foreign}
+        )  # fmt: skip
+
+    def finish(self) -> Tape:
+        for index, row in enumerate(self.rows):
+            saves = tuple(dict.fromkeys(name for at, name in self.saves if at == index))
+            self.tape.ops.append(Op(**row, saves=saves))
+        self.alive.clear()
+        return self.tape
+
+
+def _row(name: str, tensor: Tensor, group: str, *, mask: bool = False) -> Row:
+    """A storage by its bytes. `bool` marks what depends on the random generator alone."""
+    return Row(name, (tensor.untyped_storage().nbytes(),), "bool" if mask else "int8", group)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -46,7 +46,7 @@ class Parameter:
         return self.group != OUTSIDE
 
 
-@cache
+@lru_cache(1024)
 def parameter_table(arch: Architecture) -> tuple[Parameter, ...]:
     """Every parameter tensor; a tied head is not repeated."""
     return tuple(p for p in _table(arch) if p.elements and p.count)

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from engine.architecture.huggingface import from_config
@@ -71,7 +71,7 @@ def presets() -> tuple[str, ...]:
     return tuple(dict.fromkeys([*_GPT_SHAPES, *_LLAMA_SHAPES, *model_configs()]))
 
 
-@cache
+@lru_cache(1024)
 def _preset(name: str) -> Architecture:
     if name in _GPT_SHAPES:
         return _gpt(name, *_GPT_SHAPES[name])
@@ -95,6 +95,6 @@ def resolve_model(model: str | Mapping[str, Any]) -> Architecture:
     return replace(_from_config_text(json.dumps(model, sort_keys=True)), from_user=True)
 
 
-@cache
+@lru_cache(1024)
 def _from_config_text(text: str) -> Architecture:
     return from_config(json.loads(text), "config.json")

@@ -3,7 +3,7 @@ only transformers has, the same ops on their shapes."""
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 
 from engine.closed_form.attention import attention_core
 from engine.closed_form.mlp import mlp
@@ -59,7 +59,7 @@ def latent_projections(tape: Tape, context: Context, x: Tensor) -> tuple[Tensor,
     return q, k, v
 
 
-@cache
+@lru_cache(1024)
 def block_tape(context: Context) -> Tape:
     """x + attention(norm(x)), then x + mlp(norm(x)); or both branches of one x. Its one input is `x` (B, S, d)."""
     tape = Tape()
@@ -94,7 +94,7 @@ def _parallel(tape: Tape, context: Context, x: Tensor) -> None:
     add(tape, context, both, x, "x_out", "mlp-out")
 
 
-@cache
+@lru_cache(1024)
 def embedding_tape(context: Context) -> Tape:
     """Token (and learned position) embedding, then dropout. It keeps the tokens."""
     arch, size = context.arch, DTYPE_BYTES[context.weight]

@@ -6,7 +6,7 @@ one block: at most two neighbours of the hull, so many blocks of each.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from itertools import combinations, pairwise
 
 from engine.catalog import gpu
@@ -25,7 +25,7 @@ Option = tuple[int, float, Node]
 """(bytes kept, seconds run again, policy) of one block."""
 
 
-@cache
+@lru_cache(1024)
 def options(context: Context, card: str) -> tuple[Option, ...]:
     """The lower hull of one block's policies, most bytes first."""
     tape = block_tape(context)

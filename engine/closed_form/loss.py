@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 from engine.closed_form.ops import Context, linear, norm
 from engine.closed_form.tape import OUTSIDE, Op, Tape, Tensor
@@ -11,7 +11,7 @@ from engine.closed_form.walk import Backward, Meter, run_forward
 from engine.recipes import DTYPE_BYTES
 
 
-@cache
+@lru_cache(1024)
 def final_norm_tape(context: Context) -> Tape:
     """The norm after the last block."""
     tape = Tape()
@@ -37,7 +37,7 @@ class Loss:
         return self.grad_hidden, self.grad_head, self.scalar
 
 
-@cache
+@lru_cache(1024)
 def fused_loss(context: Context, chunks: int) -> Loss:
     """`engine.losses`: logits in the compute dtype, softmax in fp32, gradient in place, ⌈N/chunks⌉ rows at a time.
 
@@ -64,7 +64,7 @@ def fused_loss(context: Context, chunks: int) -> Loss:
     )
 
 
-@cache
+@lru_cache(1024)
 def standard_loss_tape(context: Context) -> Tape:
     """Logits, their fp32 copy, log-softmax and the mean negative log-likelihood, as transformers does it: 4 bytes a
     logit stay until backward, which holds 12 at once (10 and 12 in a 2-byte dtype)."""

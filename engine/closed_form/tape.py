@@ -30,13 +30,12 @@ class Tensor:
     parameter: bool = False
     """Counted elsewhere: a parameter, buffer or earlier tape's tensor."""
 
-    @property
-    def elements(self) -> int:
-        return prod(self.shape)
+    elements: int = field(init=False)
+    bytes: int = field(init=False)
 
-    @property
-    def bytes(self) -> int:
-        return self.elements * DTYPE_BYTES[self.dtype]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "elements", prod(self.shape))
+        object.__setattr__(self, "bytes", self.elements * DTYPE_BYTES[self.dtype])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,8 @@ class Tape:
     holds: dict[str, int] = field(default_factory=dict)
     """Tensor -> index of the last op during which a Python variable still refers to it."""
 
+    _kept: dict[frozenset[str], dict[str, Tensor]] = field(default_factory=dict)
+
     def input(self, tensor: Tensor) -> Tensor:
         self.inputs[tensor.name] = self.tensors[tensor.name] = tensor
         return tensor
@@ -107,6 +108,8 @@ class Tape:
     def kept(self, recomputed: frozenset[str]) -> dict[str, Tensor]:
         """What a block keeps whose ops of the `recomputed` groups run again: the tensors that some op saves, or that
         a dropped one is made from, and that no recomputed op makes."""
+        if recomputed in self._kept:
+            return self._kept[recomputed]
         kept: dict[str, Tensor] = {}
         wanted, seen = list(self.saved), set(self.saved)
         while wanted:
@@ -117,6 +120,7 @@ class Tape:
             elif self.tensors[name].dtype != "bool":  # a dropout mask depends on the generator alone
                 wanted += [read for read in maker.reads if read not in seen]
                 seen.update(maker.reads)
+        self._kept[recomputed] = kept
         return kept
 
     def again(self, recomputed: frozenset[str]) -> list[Op]:

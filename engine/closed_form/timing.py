@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from engine.catalog import gpu
 from engine.closed_form.block import Context, block_tape, context_of, embedding_tape
@@ -110,18 +111,23 @@ class StepWork:
 def step_work(spec: RunSpec, schedule: Schedule, card: Rates | None) -> StepWork:
     """Forward (the loss included), backward and recomputation of one micro-batch."""
     context = context_of(spec)
+    forward, backward = _once(context, card)
+    forward += _loss_work(context, spec.loss_chunks, card)
+    block = block_tape(context)
+    products = sum(op.flops for op in block.ops) * context.arch.layers
+    again = again_work(block, schedule, card)
+    return StepWork(forward, backward, again, 3 * products + fused_loss(context, 1).flops)
+
+
+@lru_cache(4096)
+def _once(context: Context, card: Rates | None) -> tuple[Work, Work]:
+    """Forward and backward of everything but the loss."""
     block, layers = block_tape(context), context.arch.layers
-    around = (embedding_tape(context), final_norm_tape(context))
-    forward = forward_work(block, block.ops, card) * layers
-    backward = backward_work(block, card) * layers
-    for tape in around:
+    forward, backward = forward_work(block, block.ops, card) * layers, backward_work(block, card) * layers
+    for tape in (embedding_tape(context), final_norm_tape(context)):
         forward += forward_work(tape, tape.ops, card)
         backward += backward_work(tape, card)
-    forward += _loss_work(context, spec.loss_chunks, card)
-    again = again_work(block, schedule, card)
-    products = sum(op.flops for op in block.ops) * layers
-    loss = fused_loss(context, 1)
-    return StepWork(forward, backward, again, 3 * products + loss.flops)
+    return forward, backward
 
 
 def _loss_work(context: Context, chunks: int, card: Rates | None) -> Work:

@@ -66,7 +66,7 @@ def _states() -> Reconciliation:
 
 
 def _activations_7b() -> Reconciliation:
-    tensors = 28  # hidden-sized tensors a layer that give the notes' 120 GB: 8·4096·4096·32·2 bytes each
+    tensors = 14  # hidden-sized tensors a layer that give the notes' 120 GB: 8·4096·4096·32·2 bytes each
     one = 8 * 4096 * 4096 * 32 * 2 / GB
     flash = saved_gb("llama-2-7b", 8, "flash")
     return Reconciliation(
@@ -102,7 +102,7 @@ def _offload() -> Reconciliation:
     return Reconciliation(
         9, "optimizer offload of a 7B model over PCIe 4.0, a step", "2·N / 32 GB/s",
         2 * PARAMETERS_7B / PCIE4_BYTES_PER_SECOND, 2 * 2 * parameters / 24.8e9, "s",
-        "gradients go down and parameters come up, 2N bytes each way: 0.42 to 0.44 s a direction at the link's 32 GB/s. "
+        "gradients go down and parameters come up, 2N bytes and 0.42 to 0.44 s each way at the link's 32 GB/s. "
         "One after the other, at the 24.8 GB/s that an A100 reaches, they take ours; side by side half of it",
     )  # fmt: skip
 

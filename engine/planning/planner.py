@@ -105,11 +105,16 @@ def _search(spec: RunSpec, there: Limits, nvme: bool) -> Iterator[Candidate]:
     """Candidates at their best micro-batch, simplest first."""
     shardings = ("none",) if spec.world_size == 1 else ("none", "zero-2", "zero-3")
     attention = "flash" if spec.attention == "standard" else spec.attention
+    largest = spec.micro_batch * spec.grad_accumulation
+    roomy: set[tuple[str, str]] = set()
     for sharding, offload, policy in product(shardings, _offloads(nvme), CHECKPOINTING):
-        if sharding == "zero-2" and offload.get("offload_parameters"):
+        if (sharding == "zero-2" and offload.get("offload_parameters")) or (sharding, policy) in roomy:
             continue
         changes = NEUTRAL | {"sharding": sharding, "checkpointing": policy, "attention": attention} | offload
-        yield at_best_micro_batch(varied(spec, **changes), there)
+        candidate = at_best_micro_batch(varied(spec, **changes), there)
+        if candidate.fits and candidate.spec.micro_batch == largest and not offload:
+            roomy.add((sharding, policy))  # offloading could only slow it down
+        yield candidate
 
 
 def _rungs(spec: RunSpec, nvme: bool) -> Iterator[tuple[str, dict[str, str]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, HTTPException, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, HTTPException, Path, Query, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import Field
 
@@ -95,9 +95,15 @@ def retry_job(job_id: Id, needs: Needs) -> dict[str, Any]:
         return queue.view(_found(queue.retry(session, job_id)))
 
 
+def known_job(job_id: Id, needs: Needs) -> str:
+    """A stream that has begun can no longer be a 404."""
+    with needs.database.read() as session:
+        return _found(queue.get(session, job_id)).id
+
+
 @router.get("/{job_id}/events", response_class=EventSourceResponse)
 async def job_events(
-    job_id: Id,
+    job_id: Annotated[str, Depends(known_job)],
     needs: Needs,
     last_event_id: Annotated[
         str | None,

@@ -116,7 +116,7 @@ def page(
 def counts(session: Session) -> dict[str, int]:
     """Jobs by status."""
     rows = session.execute(select(Job.status, func.count()).group_by(Job.status))
-    return dict(rows.tuples().all())
+    return dict(rows.all())
 
 
 def oldest_queued_seconds(session: Session) -> float:

@@ -24,8 +24,10 @@ ACTIVATIONS = {
 }  # fmt: skip
 
 
-def shapes(r: Reader, *, head_dim: int = 0, tied: bool = False, activation: str = "silu") -> Fields:
-    """The fields that most types share, under the names of LLaMA, GPT-2 and BLOOM."""
+def shapes(
+    r: Reader, *, head_dim: int = 0, tied: bool = False, activation: str = "silu", grouped: bool = True
+) -> Fields:
+    """The fields that most types share, under the names of LLaMA, GPT-2 and BLOOM. Some types know no grouped heads."""
     hidden = r.size("hidden_size", "n_embd", "d_model", "n_embed")
     heads = r.size("num_attention_heads", "n_head", "n_heads")
     width = r.size("head_dim", default=head_dim or hidden // heads or 1)
@@ -38,7 +40,7 @@ def shapes(r: Reader, *, head_dim: int = 0, tied: bool = False, activation: str 
         "layers": r.size("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
         "hidden": hidden,
         "heads": heads,
-        "kv_heads": r.size("num_key_value_heads", default=heads),
+        "kv_heads": r.size("num_key_value_heads", default=heads) if grouped else heads,
         "head_dim": width,
         "vocab": r.size("vocab_size"),
         "max_positions": r.size("max_position_embeddings", "n_positions", "max_seq_len", default=2048),
@@ -119,7 +121,7 @@ def phi(r: Reader) -> Fields:
 
 
 def gpt2(r: Reader) -> Fields:
-    fields = shapes(r, tied=True, activation="gelu_new")
+    fields = shapes(r, grouped=False, tied=True, activation="gelu_new")
     fields["max_positions"] = r.size("n_positions", "n_ctx", "max_position_embeddings", default=1024)
     return fields | {
         "ffn": r.size("n_inner", default=4 * fields["hidden"]), "norm": "layernorm", "positions": "learned",
@@ -129,7 +131,7 @@ def gpt2(r: Reader) -> Fields:
 
 def gpt_neox(r: Reader) -> Fields:
     biased = r.flag("attention_bias", True)
-    return shapes(r, activation="gelu") | {
+    return shapes(r, grouped=False, activation="gelu") | {
         "ffn": r.size("intermediate_size"), "norm": "layernorm", "gated": False, "qkv_bias": biased,
         "output_bias": biased, "mlp_bias": True, "partial_rotary": r.number("rotary_pct", 0.25) != 1.0,
         "parallel": "two-norms" if r.flag("use_parallel_residual", True) else "no",
@@ -137,7 +139,7 @@ def gpt_neox(r: Reader) -> Fields:
 
 
 def gptj(r: Reader) -> Fields:
-    fields = shapes(r, activation="gelu_new")
+    fields = shapes(r, grouped=False, activation="gelu_new")
     return fields | {
         "ffn": r.size("n_inner", default=4 * fields["hidden"]), "norm": "layernorm", "parallel": "one-norm",
         "gated": False, "mlp_bias": True, "head_bias": True, "partial_rotary": True,
@@ -145,7 +147,7 @@ def gptj(r: Reader) -> Fields:
 
 
 def opt(r: Reader) -> Fields:
-    fields = shapes(r, tied=True, activation="relu")
+    fields = shapes(r, grouped=False, tied=True, activation="relu")
     biased = r.flag("enable_bias", True)
     width = r.size("word_embed_proj_dim", default=fields["hidden"])
     if not r.flag("do_layer_norm_before", True):
@@ -159,7 +161,7 @@ def opt(r: Reader) -> Fields:
 
 
 def bloom(r: Reader) -> Fields:
-    fields = shapes(r, tied=True, activation="gelu_new")
+    fields = shapes(r, grouped=False, tied=True, activation="gelu_new")
     return fields | {
         "ffn": 4 * fields["hidden"], "norm": "layernorm", "positions": "alibi", "gated": False, "qkv_bias": True,
         "output_bias": True, "mlp_bias": True, "embedding_norm": True,
@@ -182,7 +184,7 @@ def falcon(r: Reader) -> Fields:
 
 
 def mpt(r: Reader) -> Fields:
-    fields = shapes(r, tied=True, activation="gelu")
+    fields = shapes(r, grouped=False, tied=True, activation="gelu")
     r.used.update(("no_bias", "learned_pos_emb", "attn_config", "norm_type", "embedding_fraction"))
     ratio = r.size("expansion_ratio", default=4)
     return fields | {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from engine.closed_form.block import embedding_tape
 from engine.closed_form.ops import Context, linear, norm
 from engine.closed_form.tape import OUTSIDE, Op, Tape, Tensor
 from engine.closed_form.walk import Backward, Meter, run_forward
@@ -105,7 +106,7 @@ def loss_forward(meter: Meter, context: Context, chunks: int, *, fused: bool, ac
         return
     loss = fused_loss(context, chunks)
     meter.add("activations", loss.grad_hidden.bytes + loss.scalar.bytes)
-    meter.add("activations" if context.arch.tied or accumulated else "gradients", loss.grad_head.bytes)
+    meter.add("activations" if accumulated else "gradients", loss.grad_head.bytes)
     meter.blip(loss.scratch_bytes)
     meter.add("temporaries", -targets)
     meter.add("activations", -loss.grad_hidden.bytes)  # the hidden states, which are as large, die here
@@ -126,9 +127,10 @@ def loss_backward(meter: Meter, context: Context, backward: Backward, *, fused: 
     backward.seed("norm", loss.grad_hidden.bytes)
 
 
-def join_tied_head(meter: Meter, context: Context, *, fused: bool) -> None:
-    """The embedding's gradient is there: a tied head's, which waited for it, is added. The sum is a third tensor."""
-    if context.arch.tied:
-        count = context.arch.vocab * context.arch.hidden * DTYPE_BYTES[context.weight]
-        meter.blip(count)
-        meter.add("activations" if fused else "temporaries", -count)
+def embedding_backward(meter: Meter, context: Context, backward: Backward, *, fused: bool) -> None:
+    """The embedding's gradient; a tied head's, which waited for it, is added to it in place and dies."""
+    waiting = context.arch.vocab * context.arch.hidden * DTYPE_BYTES[context.weight] if context.arch.tied else 0
+    born = "gradients" if not backward.accumulated else "activations" if fused else "temporaries"
+    meter.move(waiting, born, "temporaries")
+    backward.run(embedding_tape(context))
+    meter.add("temporaries", -waiting)

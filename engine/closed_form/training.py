@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from engine.checkpoint_names import parse_checkpointing
 from engine.closed_form.block import Context, block_tape, context_of, embedding_tape
 from engine.closed_form.budget import REFERENCE_CARD, budget_schedule
-from engine.closed_form.loss import final_norm_tape, join_tied_head, loss_backward, loss_forward
+from engine.closed_form.loss import embedding_backward, final_norm_tape, loss_backward, loss_forward
 from engine.closed_form.residency import block_bytes, residency
 from engine.closed_form.schedule import Chain, Leaf, Schedule, nested, segments
 from engine.closed_form.states import optimizer_peak_bytes, parameter_elements, rotary_buffer_bytes
@@ -107,5 +107,4 @@ def _backward(spec: RunSpec, context: Context, chain: Chain, schedule: Schedule,
     backward.run(final_norm)
     chain.backward(schedule, backward)
     backward.rename("x", embedding.ops[-1].makes[0].name)
-    backward.run(embedding)
-    join_tied_head(chain.meter, context, fused=spec.fused_loss)
+    embedding_backward(chain.meter, context, backward, fused=spec.fused_loss)

@@ -183,7 +183,7 @@ class Backward:
     def _weights(self, op: Op) -> None:
         """Parameter gradients: new ones stay; ones that are added to older ones do not."""
         count = sum(size for _, size in op.weights)
-        self.meter.add("temporaries" if self.accumulated or self.waits else "gradients", count)
+        self.meter.add("temporaries" if self.accumulated else "gradients", count)
         self.meter.blip(op.backward_scratch)
         if self.accumulated and not self.waits:
             self.meter.add("temporaries", -count)

@@ -1,0 +1,214 @@
+"""One step of a training run on fake tensors, recorded: births and deaths of storages, blocks, phases, FLOPs."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._prims_common import is_non_overlapping_and_dense_or_false
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from engine.extrapolate import BaseStorage, Step
+from engine.observe import apply_mark, marked
+from engine.trace import Recorder
+from engine.training import Training
+
+Cut = Callable[[int | None], None]
+
+
+class StorageRecorder(TorchDispatchMode):
+    """Sees every tensor an operator returns; a storage not seen before is an allocation, its collection a free.
+
+    Time is the number of the event.
+    """
+
+    def __init__(self, known: list[Tensor]) -> None:
+        TorchDispatchMode.__init__(self)
+        self.recorder = Recorder()
+        self.clock = 0
+        self.known = {tensor.untyped_storage()._cdata for tensor in known}
+        self.cuts: list[tuple[float, int | None]] = []
+        self.owners: dict[int, int | None] = {}
+        """Storage -> block, of what the optimizer works on; empty outside the optimizer's phase."""
+        self.flops: list[tuple[float, int, bool]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.owners and args and isinstance(args[0], Tensor):
+            self._turn_to(args[0].untyped_storage()._cdata)
+        if func is torch.ops.aten.add.Tensor and not torch.is_grad_enabled() and self._in_backward():
+            output = _sum_of_gradients(*args, **(kwargs or {}))
+        else:
+            output = _run(func, args, kwargs or {})
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor):
+                self._see(leaf.untyped_storage())
+        if (formula := flop_registry.get(func._overloadpacket)) is not None:
+            recomputed = bool(self.recorder.open_blocks) and self.recorder.phases[-1].name == "backward"
+            self.flops.append((self._tick(), formula(*args, **(kwargs or {}), out_val=output), recomputed))
+        return output
+
+    def _in_backward(self) -> bool:
+        return bool(self.recorder.phases) and self.recorder.phases[-1].name == "backward"
+
+    def mark(self, text: str) -> None:
+        apply_mark(self.recorder, text, self._tick())
+
+    def cut(self, block: int | None) -> None:
+        self.cuts.append((self._tick(), block))
+
+    def notice(self, kind: str, tensor: Tensor) -> None:
+        """Offloading makes a gradient its own, and gives and takes a parameter's storage."""
+        key = str(tensor.untyped_storage()._cdata)
+        if kind == "grad":
+            self.recorder.gradient(key)
+        elif kind == "param":
+            self.recorder.allocate(key, tensor.untyped_storage().nbytes(), self._tick())
+            self.recorder.parameter(key)
+        else:
+            self._free(key)
+
+    def _turn_to(self, storage: int) -> None:
+        """The optimizer now works on that storage."""
+        if storage in self.owners and (not self.cuts or self.cuts[-1][1] != self.owners[storage]):
+            self.cut(self.owners[storage])
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self.known or str(key) in self.recorder.live:
+            return
+        self.recorder.allocate(str(key), storage.nbytes(), self._tick())
+        weakref.finalize(storage, self._free, str(key)).atexit = False
+
+    def _free(self, key: str) -> None:
+        self.recorder.free(key, self._tick())
+
+    def _tick(self) -> int:
+        self.clock += 1
+        return self.clock
+
+
+# What torch counts of a gradient that only the engine's buffer holds, seen from inside a dispatch mode.
+SOLE_TENSOR_USES = 4
+SOLE_STORAGE_USES = 2
+
+
+def _sum_of_gradients(first: Tensor, second: Tensor | float, **options: Any) -> Tensor:
+    """A second gradient reaches a tensor: autograd adds it in place to one that nobody else holds.
+
+    It does so for plain tensors only, so that fake ones would show a third tensor at each residual connection
+    (torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`).
+    """
+    if isinstance(second, Tensor) and first.shape == second.shape and first.dtype == second.dtype and not options:
+        pairs: list[tuple[Any, Tensor]] = [(first, second), (second, first)]
+        for target, other in pairs:
+            storage = target.untyped_storage()
+            sole = torch._C._storage_Use_Count(storage._cdata) <= SOLE_STORAGE_USES
+            if sole and target._use_count() <= SOLE_TENSOR_USES and is_non_overlapping_and_dense_or_false(target):
+                added: Tensor = target.add_(other)
+                return added
+    return torch.add(first, second, **options)
+
+
+def _run(func: Any, args: Any, kwargs: Any) -> Any:
+    if func is torch.ops.aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
+        # Its shape rule refuses what the CPU kernel takes: ask in bf16, answer in the dtype asked for.
+        matrices = [matrix.to(torch.bfloat16) for matrix in args[:2]]
+        output = func(*matrices, *args[2:], **kwargs)
+        return output.new_empty_strided(output.shape, output.stride(), dtype=args[0].dtype)
+    return func(*args, **kwargs)
+
+
+def record_step(training: Training, index: int) -> Step:
+    """One step of a training run built under a fake tensor mode."""
+    known = [*training.model.parameters(), *training.model.buffers(), *training.optimizer.tensors()]
+    base = base_storages(training)
+    recording = StorageRecorder(known)
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        recording.mark(f"phase|{name}|+")
+        if name == "optimizer":
+            recording.owners = owners(training)
+        yield
+        recording.owners = {}
+        recording.mark(f"phase|{name}|-")
+
+    if training.offload:
+        training.offload.observe(recording.notice)
+    gc.collect()
+    gc.disable()  # when cycles die must not depend on how many objects there are
+    try:
+        with (
+            recording,
+            marked(training.model, training.blocks, recording.mark),
+            backward_cuts(training.blocks, recording.cut),
+        ):
+            training.step(index, phase)
+    finally:
+        gc.enable()
+    trace = recording.recorder.finish(training.base_bytes(), "events")
+    return Step(trace, len(training.blocks), base, recording.cuts, recording.flops)
+
+
+@contextmanager
+def backward_cuts(blocks: list[nn.Module], cut: Cut) -> Iterator[None]:
+    """Say when backward enters each block, and when it leaves the first."""
+
+    def watch(tensor: Any, block: int | None) -> None:
+        tensor = tensor[0] if isinstance(tensor, tuple) else tensor
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            tensor.register_hook(lambda _: cut(block))
+
+    handles = [blocks[0].register_forward_pre_hook(lambda _, inputs: watch(inputs, None))]
+    for index, block in enumerate(blocks):
+        handles.append(block.register_forward_hook(lambda *seen, index=index: watch(seen[-1], index)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def block_of_tensors(training: Training) -> dict[int, int | None]:
+    """id of each parameter, buffer and optimizer state -> its block, None outside the blocks."""
+    tensors = [*training.model.parameters(), *training.model.buffers()]
+    block: dict[int, int | None] = dict.fromkeys(map(id, tensors))
+    for index, module in enumerate(training.blocks):
+        block |= dict.fromkeys(map(id, (*module.parameters(), *module.buffers())), index)
+    for slot in getattr(training.optimizer, "slots", ()):
+        block |= dict.fromkeys(map(id, slot.tensors), block[id(slot.parameter)])
+    return block
+
+
+def owners(training: Training) -> dict[int, int | None]:
+    """Storage of each parameter, gradient and optimizer state -> its block."""
+    block = block_of_tensors(training)
+    tensors = [*training.model.parameters(), *training.optimizer.tensors()]
+    found = {tensor.untyped_storage()._cdata: block.get(id(tensor)) for tensor in tensors}
+    gradients = [(p.grad, block[id(p)]) for p in training.model.parameters() if p.grad is not None]
+    return found | {grad.untyped_storage()._cdata: index for grad, index in gradients}
+
+
+def base_storages(training: Training) -> list[BaseStorage]:
+    """Parameters, buffers and optimizer states, each storage once, with the block they belong to."""
+    block = block_of_tensors(training)
+    parts = {
+        "parameters": [*training.model.parameters(), *training.model.buffers()],
+        "optimizer_states": training.optimizer.tensors(),
+    }
+    seen: set[int] = set()
+    storages: list[BaseStorage] = []
+    for category, tensors in parts.items():
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in seen:
+                seen.add(storage._cdata)
+                storages.append(BaseStorage(storage.nbytes(), category, block.get(id(tensor))))
+    return storages

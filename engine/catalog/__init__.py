@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -88,6 +89,19 @@ def gpu(name: str) -> Gpu:
     if card is None:
         raise SpecError("gpu", f"unknown GPU {name[:80]!r}; one of {', '.join(gpus())}")
     return card
+
+
+def gpu_of_device(device_name: str) -> Gpu | None:
+    """The card that a driver reports under that name; None where the catalog has it not (never a near miss)."""
+    if "Laptop" in device_name:
+        return None
+    matches = (card for card in gpus().values() for name in card.device_names if _names(name, device_name))
+    return next(matches, None)
+
+
+def _names(name: str, device_name: str) -> bool:
+    """As a whole word: "A10" is a prefix of "A10G" and of "A100"."""
+    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", device_name) is not None
 
 
 @cache

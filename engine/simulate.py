@@ -1,102 +1,130 @@
 """A training step of the real model on fake tensors: every allocation, no arithmetic, no GPU.
 
 Fake tensors live on device `cpu`: torch cannot run autograd on fake `cuda` without a GPU, and `meta` sends attention
-down another path. What a storage costs is the same; the CUDA allocator's rounding and segments are modelled apart.
+down another path. What a storage costs is the same; what CUDA's allocator makes of the trace is `engine.allocator`'s.
+A deep model of equal blocks is recorded at two small depths and its step written out from them (`engine.extrapolate`).
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from engine.allocator import replay
+from engine.architecture import Architecture
+from engine.checkpoint_names import Checkpointing, parse_checkpointing
+from engine.closed_form.fits import fits
+from engine.depth import at_depth, fixed_plan, shallow_depth
 from engine.environment import environment
+from engine.extrapolate import NotUniform, Program, deepen, program
 from engine.measure import memory_of
-from engine.observe import apply_mark, marked
+from engine.offload.assembly import offloads
+from engine.recording import record_step
 from engine.result import RunResult, Timeline, Timing
+from engine.serving import simulate_inference
 from engine.spec import RunSpec
-from engine.trace import Recorder, Trace, timeline
+from engine.trace import timeline
 from engine.training import Training, build
 
 CPU = torch.device("cpu")
 
 
-class StorageRecorder(TorchDispatchMode):
-    """Sees every tensor an operator returns; a storage not seen before is an allocation, its collection a free.
+@dataclass(slots=True)
+class Recording:
+    """The first and the steady step of a built run, and what else its result needs."""
 
-    Time is the number of the event.
-    """
-
-    def __init__(self, known: list[Tensor]) -> None:
-        TorchDispatchMode.__init__(self)
-        self.recorder = Recorder()
-        self.clock = 0
-        self.known = {tensor.untyped_storage()._cdata for tensor in known}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(output):
-            if isinstance(leaf, Tensor):
-                self._see(leaf.untyped_storage())
-        return output
-
-    def mark(self, text: str) -> None:
-        apply_mark(self.recorder, text, self._tick())
-
-    def _see(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
-        if key in self.known or str(key) in self.recorder.live:
-            return
-        self.recorder.allocate(str(key), storage.nbytes(), self._tick())
-        weakref.finalize(storage, self._free, str(key)).atexit = False
-
-    def _free(self, key: str) -> None:
-        self.recorder.free(key, self._tick())
-
-    def _tick(self) -> int:
-        self.clock += 1
-        return self.clock
+    first: Program
+    steady: Program
+    parameters: int
+    kernel: str
+    notes: list[str]
+    host_peak_bytes: int = 0
+    nvme_bytes: int = 0
+    nvme_written_bytes: int = 0
 
 
 def simulate(spec: RunSpec) -> tuple[RunResult, Timeline]:
     """Memory of a steady step, exact to the storage, and the FLOPs it does."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        training = build(spec, CPU)
-        training.step(0)  # the first step of a run is not the steady one
-        trace = record_step(training, 1)
+    if spec.mode == "inference":
+        return simulate_inference(spec)
+    recording = _recorded(spec)
+    first, steady = recording.first.trace(), recording.steady.trace()
+    footprint = replay([storage.bytes for storage in recording.steady.base], [first, steady])
+    memory = memory_of(steady, footprint.reserved_peak_bytes)
+    _, first_peak = first.peak()
+    memory.first_step_peak_bytes = first_peak if first_peak > (memory.device_peak_bytes or 0) else None
+    memory.host_peak_bytes, memory.nvme_bytes = recording.host_peak_bytes, recording.nvme_bytes
+    memory.nvme_written_bytes_per_step = recording.nvme_written_bytes or None
+    model_flops = recording.steady.flops(recomputed=False)
     result = RunResult(
         spec=spec,
         spec_hash=spec.spec_hash,
         method="simulated",
         outcome="ok",
-        memory=memory_of(trace, None),
-        timing=Timing(),
-        parameters=sum(parameter.numel() for parameter in training.model.parameters()),
-        warnings=list(training.notes),
-        environment=environment(CPU) | {"device_kind": "fake", "attention_kernel": training.kernel.name},
+        memory=memory,
+        timing=Timing(model_flops=model_flops, hardware_flops=model_flops + recording.steady.flops(recomputed=True)),
+        parameters=recording.parameters,
+        fits=fits(spec, memory.device_peak_bytes or 0),
+        warnings=[*spec.architecture.notes, *recording.notes],
+        environment=environment(CPU) | {"device_kind": "fake", "attention_kernel": recording.kernel},
     )
-    return result, timeline(trace)
+    return result, timeline(steady)
 
 
-def record_step(training: Training, index: int) -> Trace:
-    """The trace of one step of a training run built under a fake tensor mode."""
-    known = [*training.model.parameters(), *training.model.buffers(), *training.optimizer.tensors()]
-    base = training.base_bytes()
-    recording = StorageRecorder(known)
+def _recorded(spec: RunSpec) -> Recording:
+    """The two steps at full depth, by way of small depths where the model's blocks repeat."""
+    arch, plan = spec.architecture, parse_checkpointing(spec.checkpointing)
+    depth = None if offloads(spec) else shallow_depth(arch, plan)
+    if depth is not None:
+        try:
+            return _deep(spec, arch, fixed_plan(arch, plan), *depth)
+        except NotUniform:
+            pass  # the blocks differ: every one of them is simulated
+    return _record(spec, arch, plan)
 
-    @contextmanager
-    def phase(name: str) -> Iterator[None]:
-        recording.mark(f"phase|{name}|+")
-        yield
-        recording.mark(f"phase|{name}|-")
 
-    with recording, marked(training.model, training.blocks, recording.mark):
-        training.step(index, phase)
-    return recording.recorder.finish(base, "events")
+def _deep(spec: RunSpec, arch: Architecture, plan: Checkpointing, blocks: int, period: int) -> Recording:
+    shallow = _record(spec, at_depth(arch, blocks), plan)
+    deeper = _record(spec, at_depth(arch, blocks + period), plan)
+
+    def stretch(low: Program, high: Program) -> Program:
+        return deepen(low, high, blocks=blocks, period=period, target=arch.layers)
+
+    per_period = deeper.parameters - shallow.parameters
+    shallow.parameters += per_period * (arch.layers - blocks) // period
+    shallow.steady = stretch(shallow.steady, deeper.steady)
+    shallow.first = stretch(shallow.first, deeper.first)
+    return shallow
+
+
+def _record(spec: RunSpec, arch: Architecture, plan: Checkpointing) -> Recording:
+    """Build the run and record its first two steps."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        training = build(spec, CPU, arch=arch, plan=plan, initialised=False)
+        try:
+            first, steady = (program(record_step(training, index)) for index in range(2))
+            return _recording(training, first, steady)
+        finally:
+            training.close()
+
+
+def _recording(training: Training, first: Program, steady: Program) -> Recording:
+    recording = Recording(
+        first=first,
+        steady=steady,
+        parameters=sum(_elements(parameter) for parameter in training.model.parameters()),
+        kernel=training.kernel.name,
+        notes=list(training.notes),
+    )
+    if training.offload:
+        ledger = training.offload.ledger
+        recording.host_peak_bytes, recording.nvme_bytes = ledger.host.peak_bytes, ledger.nvme.peak_bytes
+        recording.nvme_written_bytes = ledger.moved["written"] // 2  # two steps were run
+    return recording
+
+
+def _elements(parameter: Tensor) -> int:
+    return parameter.numel()

@@ -54,7 +54,8 @@ class HuggingFaceModel(nn.Module):
         return weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        base: Any = getattr(self.inside, self.inside.base_model_prefix)
+        prefix: Any = self.inside.base_model_prefix
+        base: Any = getattr(self.inside, prefix)
         hidden: Tensor = base(input_ids=tokens, use_cache=False).last_hidden_state
         return hidden
 
@@ -80,6 +81,12 @@ def block_lists(model: nn.Module) -> list[nn.ModuleList]:
     if not stacks:
         raise UnsupportedError("model", f"{type(model).__name__} has no list of blocks that a policy could wrap")
     return stacks
+
+
+def runs_in_transformers(arch: Architecture) -> bool:
+    """Whether a model is run by its transformers class: other families than our decoder's two, and any config that
+    the user hands in. Presets and made-up shapes of the two styles run in our decoder."""
+    return arch.style == "other" or arch.from_user
 
 
 def build_huggingface(
@@ -122,7 +129,9 @@ def _transformers() -> Any:
 
 
 def _uninitialised(transformers: Any, cls: type[nn.Module], config: Any) -> nn.Module:
-    with transformers.initialization.no_init_weights():
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
         model = cls(config)
     model.tie_weights()  # type: ignore[operator]  # a PreTrainedModel; it ties when it initialises
     return model
@@ -193,13 +202,14 @@ def _choose_attention(config: Any, cls: Any, attention: str, kernel: Kernel) -> 
     if attention == "standard":
         config._attn_implementation = "eager"
         return ""
+    foreign = getattr(cls, "_supports_attention_backend", False)
     if attention == "flash":
-        if getattr(cls, "_supports_sdpa", False):
-            config._attn_implementation = "sdpa"
-            return ""
-        config._attn_implementation = "eager"
-        return f"attention=flash: {cls.__name__} has no SDPA path; the scores are materialised (eager)"
-    if not getattr(cls, "_supports_attention_backend", False):
+        if not getattr(cls, "_supports_sdpa", False):
+            config._attn_implementation = "eager"
+            return f"attention=flash: {cls.__name__} has no SDPA path; the scores are materialised (eager)"
+        config._attn_implementation = register_sdpa() if foreign else "sdpa"
+        return ""
+    if not foreign:
         raise UnsupportedError("attention", f"{cls.__name__} takes no foreign kernel; use flash or standard")
     if getattr(config, "attn_logit_softcapping", None) or getattr(config, "sliding_window", None):
         raise UnsupportedError(
@@ -208,6 +218,27 @@ def _choose_attention(config: Any, cls: Any, attention: str, kernel: Kernel) -> 
         )
     config._attn_implementation = register_kernel(kernel)
     return kernel.note
+
+
+def register_sdpa() -> str:
+    """transformers' SDPA path with the mask of unpacked sequences, always; the name to give a config.
+
+    Its own mask reads the positions' values to see whether sequences are packed. Fake tensors have no values, so it
+    would assume so, build a mask, and leave the fused kernel.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.modeling_utils import AttentionInterface
+
+    def mask(*, kv_length: int, local_size: int | None = None, **options: Any) -> Tensor | None:
+        if local_size is None or kv_length < local_size:
+            return None
+        windowed: Tensor | None = sdpa_mask(kv_length=kv_length, local_size=local_size, **options)
+        return windowed
+
+    AttentionInterface.register("remat-sdpa", sdpa_attention_forward)
+    AttentionMaskInterface.register("remat-sdpa", mask)
+    return "remat-sdpa"
 
 
 def register_kernel(kernel: Kernel) -> str:

@@ -32,6 +32,10 @@ function resolve(value) {
 async function draw(place) {
   const source = document.getElementById(place.dataset.figure);
   const { data, layout } = resolve(JSON.parse(source.textContent));
+  if (place.clientWidth < 560) {
+    // Under the plot: above it, several rows of names would push the plot out of sight.
+    Object.assign(layout.legend, { y: -0.3, yanchor: "top", font: { size: 11 } });
+  }
   await Plotly.react(place, data, layout, CONFIG);
   // Plotly's drawing is one picture to a screen reader; the table below it has the numbers.
   const drawing = place.querySelector(".svg-container");

@@ -5,36 +5,71 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from math import log10
-from typing import Any
+from typing import Any, Literal
 
 from app.charts.dimensions import Dimension, Scale, axis_scale
 from app.charts.figure import METHOD_LABELS, SERIES, Figure, axis, figure, symbol, text
 from engine.units import GIB
 
 Result = Mapping[str, Any]
+Trace = dict[str, Any]
+Kind = Literal["measured", "simulated", "closed-form", "oom"]
 
+KINDS: tuple[Kind, ...] = ("measured", "simulated", "closed-form", "oom")  # as the legend names them
 HOVER_LINES = 14  # spec fields listed on hover; the run's page has them all
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One run on the chart. A prediction that does not know the speed stands at `measured_y`, the run's own."""
+    """One run on the chart, or the prediction of one. A prediction that does not know the speed stands at its run's."""
 
     result: Result
     href: str
     label: str
     differs: Mapping[str, Any] = field(default_factory=dict)
     """The spec fields that are not the default: what hover shows."""
-    measured_y: float | None = None
+    of: Result | None = None
+    """The measured run that this point predicts."""
 
     @property
-    def method(self) -> str:
-        return str(self.result["method"])
+    def kind(self) -> Kind:
+        method: Kind = self.result["method"]
+        return "oom" if self.result["outcome"] == "oom" else method
 
     @property
-    def checkpointing(self) -> str:
+    def policy(self) -> str:
         return str(self.result["spec"]["checkpointing"])
+
+    def x(self, dimension: Dimension) -> float | None:
+        """A run that died of memory stands at its cap when its peak is not known."""
+        value = dimension.of(self.result)
+        limit = self.result["spec"].get("memory_limit_gib")
+        if value is None and self.kind == "oom" and limit and dimension.key == "memory.device_peak_bytes":
+            return float(limit) * GIB
+        return value
+
+    def y(self, dimension: Dimension) -> float | None:
+        value = dimension.of(self.result)
+        return dimension.of(self.of) if value is None and self.of else value
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """The two axes and the units they are drawn in. `floor` is where a run without a speed stands."""
+
+    x: Dimension
+    y: Dimension
+    x_scale: Scale
+    y_scale: Scale
+    floor: float
+
+    def place(self, point: Point) -> tuple[float, float]:
+        """Drawn coordinates of a point whose x is known."""
+        x, y = point.x(self.x), point.y(self.y)
+        return (x or 0) / self.x_scale.size, self.floor if y is None else y / self.y_scale.size
+
+    def shows(self, point: Point) -> bool:
+        return point.x(self.x) is not None and (point.kind == "oom" or point.y(self.y) is not None)
 
 
 def tradeoff_figure(
@@ -48,149 +83,135 @@ def tradeoff_figure(
     log_x: bool = False,
     log_y: bool = False,
 ) -> Figure:
-    """A scatter plot of `points`. `frontier` and `knee` are ids of measured results; `colour` names a spec field.
+    """A scatter plot of `points`. `frontier` and `knee` are ids of results; `colour` names a spec field.
 
     Shape tells the checkpoint policy, colour the field, a hollow marker a prediction, a cross a run out of memory.
     """
-    ran = [point for point in points if point.result["outcome"] != "failed"]
-    x_scale = axis_scale(x, [value for point in ran if (value := _x(point, x)) is not None])
-    y_scale = axis_scale(y, [value for point in ran if (value := _y(point, y)) is not None])
-    groups = sorted({str(point.result["spec"].get(colour)) for point in ran})
+    plane = _plane([point for point in points if point.result["outcome"] != "failed"], x, y, log_y)
+    drawn = [point for point in points if point.result["outcome"] != "failed" and plane.shows(point)]
+    by_id = {point.result["id"]: point for point in drawn}
+    traces = [
+        *_frontier([by_id[key] for key in frontier if key in by_id], plane),
+        *_links(drawn, plane),
+        *_markers(drawn, plane, colour),
+        *_knee(by_id.get(knee or ""), plane),
+    ]
+    return figure(traces, _axis(x, plane.x_scale, log_x), _axis(y, plane.y_scale, log_y, zero=True))
+
+
+def _plane(points: Sequence[Point], x: Dimension, y: Dimension, log_y: bool) -> Plane:
+    xs = [value for point in points if (value := point.x(x)) is not None]
+    ys = [value for point in points if (value := point.y(y)) is not None]
+    y_scale = axis_scale(y, ys)
+    lowest = min((value for value in ys if value > 0), default=y_scale.size) / y_scale.size
+    return Plane(x, y, axis_scale(x, xs), y_scale, floor=lowest / 1.5 if log_y else 0)
+
+
+def _axis(dimension: Dimension, scale: Scale, log: bool, zero: bool = False) -> dict[str, Any]:
+    title = f"{dimension.label} ({scale.unit})" if scale.unit else dimension.label
+    return axis(title, log=log, zero=zero)
+
+
+def _markers(drawn: Sequence[Point], plane: Plane, colour: str) -> list[Trace]:
+    """One trace a policy, colour and kind; the legend names each policy and colour once."""
+    groups = sorted({_group(point, colour) for point in drawn})
     colours = {name: SERIES[index % len(SERIES)] for index, name in enumerate(groups)}
 
-    def series_key(point: Point) -> tuple[str, str, str, str]:
-        kind = "oom" if point.result["outcome"] == "oom" else point.method
-        return point.checkpointing, str(point.result["spec"].get(colour)), kind, point.label
+    def series(point: Point) -> tuple[str, str, int]:
+        return point.policy, _group(point, colour), KINDS.index(point.kind)
 
-    drawn = [point for point in ran if point.result["outcome"] == "oom" or _y(point, y) is not None]
-    drawn = sorted((point for point in drawn if _x(point, x) is not None), key=series_key)
-    floor = _floor([value for point in ran if (value := _y(point, y)) is not None], log_y) / y_scale.size
-    named: set[str] = set()
-    traces = []
-    for (policy, group, kind), members in groupby(drawn, key=lambda point: series_key(point)[:3]):
+    traces: list[Trace] = []
+    for (policy, group, kind), members in groupby(sorted(drawn, key=series), key=series):
         name = f"{policy} · {group}" if len(groups) > 1 else policy
-        legend = f"{name} (out of memory)" if kind == "oom" else name
-        trace = _trace(list(members), x, y, x_scale, y_scale, floor, kind, colours[group], policy)
-        traces.append(trace | {"name": text(legend), "legendgroup": text(legend), "showlegend": legend not in named})
-        named.add(legend)
-    traces[:0] = _frontier(points, frontier, x, y, x_scale, y_scale)
-    return figure(
-        traces,
-        axis(f"{x.label} ({x_scale.unit})" if x_scale.unit else x.label, log=log_x),
-        axis(f"{y.label} ({y_scale.unit})" if y_scale.unit else y.label, log=log_y, zero=True),
-        annotations=_knee(points, knee, x, y, x_scale, y_scale, log_x, log_y),
-    )
+        legend = text(f"{name} (out of memory)" if KINDS[kind] == "oom" else name)
+        named = any(trace["name"] == legend for trace in traces)
+        trace = _trace(list(members), plane, KINDS[kind], colours[group])
+        traces.append(trace | {"name": legend, "legendgroup": legend, "showlegend": not named})
+    return traces
 
 
-def _x(point: Point, x: Dimension) -> float | None:
-    """Where the point stands; a run that died of memory stands at its cap when its peak is not known."""
-    value = x.of(point.result)
-    if value is None and point.result["outcome"] == "oom" and x.key == "memory.device_peak_bytes":
-        limit = point.result["spec"].get("memory_limit_gib")
-        return limit * GIB if limit else None
-    return value
+def _group(point: Point, colour: str) -> str:
+    return str(point.result["spec"].get(colour))
 
 
-def _y(point: Point, y: Dimension) -> float | None:
-    value = y.of(point.result)
-    return point.measured_y if value is None and point.method != "measured" else value
-
-
-def _floor(values: Sequence[float], log: bool) -> float:
-    """Where runs without a speed (out of memory) stand: on the axis, or under the slowest on a logarithmic one."""
-    return min((value for value in values if value > 0), default=1) / 1.5 if log else 0
-
-
-def _trace(
-    members: list[Point],
-    x: Dimension,
-    y: Dimension,
-    x_scale: Scale,
-    y_scale: Scale,
-    floor: float,
-    kind: str,
-    colour: str,
-    policy: str,
-) -> dict[str, Any]:
-    xs = [(_x(point, x) or 0) / x_scale.size for point in members]
-    ys = [floor if (value := _y(point, y)) is None else value / y_scale.size for point in members]
-    hollow = kind != "measured"
-    shape = "x-thin" if kind == "oom" else symbol(policy, hollow)
-    line = {
-        "width": 3 if kind == "oom" else 2 if hollow else 1,
-        "color": "--bad" if kind == "oom" else colour if hollow else "--paper",
-    }
+def _trace(members: Sequence[Point], plane: Plane, kind: Kind, colour: str) -> Trace:
+    places = [plane.place(point) for point in members]
+    hollow = kind not in ("measured", "oom")
+    outline = {"oom": ("--bad", 3), "measured": ("--surface", 1)}.get(kind, (colour, 2))
     return {
         "type": "scatter",
         "mode": "markers",
-        "x": xs,
-        "y": ys,
+        "x": [x for x, _ in places],
+        "y": [y for _, y in places],
         "customdata": [point.href for point in members],
-        "hovertext": [_hover(point, x, y) for point in members],
+        "hovertext": [_hover(point, plane) for point in members],
         "hovertemplate": "%{hovertext}<extra></extra>",
         "cliponaxis": False,
-        "marker": {"symbol": shape, "size": 12, "color": colour, "opacity": 1, "line": line},
+        "marker": {
+            "symbol": "x-thin" if kind == "oom" else symbol(members[0].policy, hollow),
+            "size": 12,
+            "color": colour,
+            "opacity": 1,
+            "line": {"color": outline[0], "width": outline[1]},
+        },
     }
 
 
-def _hover(point: Point, x: Dimension, y: Dimension) -> str:
-    borrowed = y.of(point.result) is None and point.measured_y is not None and point.method != "measured"
-    outcome = " · out of memory" if point.result["outcome"] == "oom" else ""
+def _hover(point: Point, plane: Plane) -> str:
+    x, y = plane.x, plane.y
+    borrowed = y.of(point.result) is None and point.y(y) is not None
+    outcome = " · out of memory" if point.kind == "oom" else ""
     lines = [
         f"<b>{text(point.label)}</b>",
-        f"{METHOD_LABELS[point.method]}{outcome}",
-        f"{text(x.label)}: {text(x.show(_x(point, x)))}",
-        f"{text(y.label)}: {text(y.show(_y(point, y)))}{' (as measured: not predicted)' if borrowed else ''}",
+        f"{METHOD_LABELS[point.result['method']]}{outcome}",
+        f"{text(x.label)}: {text(x.show(point.x(x)))}",
+        f"{text(y.label)}: {text(y.show(point.y(y)))}{' (as measured: not predicted)' if borrowed else ''}",
         *(f"{text(key)} = {text(str(value)[:60])}" for key, value in list(point.differs.items())[:HOVER_LINES]),
     ]
     return "<br>".join(lines)
 
 
-def _frontier(
-    points: Sequence[Point], ids: Sequence[str], x: Dimension, y: Dimension, x_scale: Scale, y_scale: Scale
-) -> list[dict[str, Any]]:
-    chosen = [point for point in points if point.result["id"] in set(ids)]
-    pairs = sorted((x.of(p.result), y.of(p.result)) for p in chosen if None not in (x.of(p.result), y.of(p.result)))
-    if len(pairs) < 2:
+def _line(xs: list[float | None], ys: list[float | None], colour: str, width: float, dash: str) -> Trace:
+    line = {"color": colour, "width": width, "dash": dash}
+    return {"type": "scatter", "mode": "lines", "x": xs, "y": ys, "hoverinfo": "skip", "line": line}
+
+
+def _links(drawn: Sequence[Point], plane: Plane) -> list[Trace]:
+    """A thin line from each prediction to the run it predicts: its length is the error."""
+    xs: list[float | None] = []
+    ys: list[float | None] = []
+    for point in drawn:
+        run = Point(point.of, "", "") if point.of else None
+        if run is not None and plane.shows(run):
+            (x0, y0), (x1, y1) = plane.place(point), plane.place(run)
+            xs += [x0, x1, None]
+            ys += [y0, y1, None]
+    return [_line(xs, ys, "--line-strong", 1, "solid") | {"showlegend": False}] if xs else []
+
+
+def _frontier(members: Sequence[Point], plane: Plane) -> list[Trace]:
+    places = sorted(plane.place(point) for point in members)
+    if len(places) < 2:
         return []
-    line = {"color": "--muted", "width": 1.5, "dash": "dot"}
+    line = _line([x for x, _ in places], [y for _, y in places], "--muted", 1.5, "dot")
+    return [line | {"name": "Pareto front"}]
+
+
+def _knee(point: Point | None, plane: Plane) -> list[Trace]:
+    """A ring around the front's best trade."""
+    if point is None:
+        return []
+    x, y = plane.place(point)
+    ring = {"symbol": "circle-open", "size": 24, "color": "--accent", "line": {"color": "--accent", "width": 2}}
     return [
         {
             "type": "scatter",
-            "mode": "lines",
-            "x": [(first or 0) / x_scale.size for first, _ in pairs],
-            "y": [(second or 0) / y_scale.size for _, second in pairs],
-            "name": "Pareto front",
+            "mode": "markers",
+            "x": [x],
+            "y": [y],
+            "marker": ring,
+            "name": "knee: the best trade",
             "hoverinfo": "skip",
-            "line": line,
-        }
-    ]
-
-
-def _knee(
-    points: Sequence[Point],
-    knee: str | None,
-    x: Dimension,
-    y: Dimension,
-    x_scale: Scale,
-    y_scale: Scale,
-    log_x: bool,
-    log_y: bool,
-) -> list[dict[str, Any]]:
-    found = next((point for point in points if point.result["id"] == knee), None)
-    if found is None or (at_x := x.of(found.result)) is None or (at_y := y.of(found.result)) is None:
-        return []
-    at_x, at_y = at_x / x_scale.size, at_y / y_scale.size
-    return [
-        {
-            "x": log10(at_x) if log_x and at_x > 0 else at_x,
-            "y": log10(at_y) if log_y and at_y > 0 else at_y,
-            "text": "knee: the best trade",
-            "showarrow": True,
-            "arrowcolor": "--muted",
-            "arrowhead": 0,
-            "ax": 46,
-            "ay": 36,
-            "font": {"size": 12, "color": "--muted"},
+            "cliponaxis": False,
         }
     ]

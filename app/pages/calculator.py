@@ -63,7 +63,12 @@ class Answer:
     rows: list[Row]
     card: Gpu | None
     limit_at: float | None
-    lightest: str | None
+
+    @property
+    def chosen(self) -> Row | None:
+        """The first row that fits (rows recompute more and more), or the lightest."""
+        known = [row for row in self.rows if row.peak_bytes is not None]
+        return next((row for row in known if row.fits), min(known, key=lambda row: row.peak_bytes or 0, default=None))
 
 
 def closed_form(spec: RunSpec) -> tuple[RunResult | None, str | None]:
@@ -97,7 +102,6 @@ def answer(draft: Draft) -> Answer | None:
         rows=[_row(name, spec, result, missing, full, limit) for name, spec, result, missing in rows],
         card=card,
         limit_at=round(100 * limit / full, 3) if limit else None,
-        lightest=min(peaks, key=peaks.__getitem__) if peaks else None,
     )
 
 

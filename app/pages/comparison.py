@@ -13,7 +13,8 @@ Result = Mapping[str, Any]
 Verdict = Literal["better", "worse", "same", "missing"]
 
 LEAST, MOST = 2, 6
-IRRELEVANT_FACTS = {"pid", "hostname"}
+OF_THE_SPEC = {"attention_kernel", "kernels"}
+"""Recorded with the environment, but chosen by the specification."""
 MEMORY_NOISE, SPEED_NOISE = 0.001, 0.03
 """Relative differences that are not told apart when a run's own spread is not known."""
 
@@ -67,12 +68,12 @@ def _noise(dimension: Dimension, result: Result) -> float:
 def differing(tables: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
     """(key, one text a run) for every key on which the mappings do not agree."""
     keys = list(dict.fromkeys(key for table in tables for key in table))
-    rows = [(key, [str(table.get(key, "–")) for table in tables]) for key in keys if key not in IRRELEVANT_FACTS]
+    rows = [(key, [str(table.get(key, "–")) for table in tables]) for key in keys if key not in OF_THE_SPEC]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
 
 
 def spec_rows(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
-    return differing([dict(full_spec(result["spec"])) for result in results])
+    return differing([{key: value for key, value, _ in full_spec(result["spec"])} for result in results])
 
 
 def environment_rows(results: Sequence[Result]) -> list[tuple[str, list[str]]]:

@@ -38,7 +38,8 @@ def home(request: Request) -> Response:
     base = asked.runs[0] if asked.runs else None
     policies = [row.name for row in worked.rows if row.result] if worked else []
     verify = query_of(base.model_dump(), {"checkpointing": policies}) if base else {}
-    query = {key: values for key, values in asked.values.items() if values != DEFAULTS.get(key)}
+    usual = {key: DEFAULTS.get(key, [spec_field.shown_default]) for key, spec_field in form_fields().items()}
+    query = {key: values for key, values in asked.values.items() if values != usual[key]}
     context: dict[str, Any] = {
         "here": "/",
         "fields": form_fields(),
@@ -94,9 +95,9 @@ def _calculate(request: Request) -> tuple[Draft, Answer | None]:
 
 
 def _warnings(worked: Answer | None) -> list[str]:
-    """What the predictions themselves say about what they assume."""
-    rows = worked.rows if worked else []
-    return list(dict.fromkeys(warning for row in rows if row.result for warning in row.result.warnings))
+    """What the prediction says of itself, for the row that a reader would choose."""
+    chosen = worked.chosen if worked else None
+    return chosen.result.warnings if chosen and chosen.result else []
 
 
 def _latest_curve(request: Request) -> dict[str, Any] | None:

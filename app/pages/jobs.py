@@ -236,10 +236,11 @@ def show_job(request: Request, job_id: str) -> Response:
     return page(request, "job.html", context, block="live")
 
 
-def _specification(job: JobView) -> list[tuple[str, str]]:
+def _specification(job: JobView) -> list[tuple[str, str, bool]]:
     """Every field, a varied one with all its values."""
-    shown = dict(full_spec(job.spec))
-    return [(key, ", ".join(map(str, job.vary[key])) if key in job.vary else value) for key, value in shown.items()]
+    shown = {key: (value, default) for key, value, default in full_spec(job.spec)}
+    shown |= {key: (", ".join(map(str, values)), False) for key, values in job.vary.items()}
+    return [(key, value, default) for key, (value, default) in shown.items()]
 
 
 @router.post("/jobs/{job_id}/cancel")

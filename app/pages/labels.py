@@ -9,6 +9,7 @@ from typing import Any
 from app.pages.form import form_fields, show
 from engine.architecture import presets, resolve_model
 from engine.errors import SpecError
+from engine.units import format_bytes
 
 Spec = Mapping[str, Any]
 
@@ -47,27 +48,23 @@ def job_summary(spec: Spec, vary: Mapping[str, Any]) -> str:
 def differs(spec: Spec) -> dict[str, str]:
     """The fields that are not the default, as text."""
     fields = form_fields().items()
-    found = {key: spec.get(key, field.default) for key, field in fields}
-    found = {key: value for key, value in found.items() if value != fields_default(key)}
+    found = {
+        key: spec.get(key, field.default) for key, field in fields if spec.get(key, field.default) != field.default
+    }
     return {key: model_name(value) if key == "model" else show(value) for key, value in found.items()}
 
 
-def fields_default(key: str) -> Any:
-    return form_fields()[key].default
-
-
-def full_spec(spec: Spec) -> list[tuple[str, str]]:
-    """Every field as (key, text), in the order of RunSpec."""
-    return [
-        (key, "–" if (value := spec.get(key, field.default)) is None else show(value))
-        for key, field in form_fields().items()
-    ]
+def full_spec(spec: Spec) -> list[tuple[str, str, bool]]:
+    """Every field as (key, text, whether it is the default), in the order of RunSpec; the model is always told."""
+    rows = []
+    for key, field in form_fields().items():
+        value = spec.get(key, field.default)
+        rows.append((key, "–" if value is None else show(value), value == field.default and key != "model"))
+    return rows
 
 
 def facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
     """An environment as (fact, text); what was not found is left out."""
-    from engine.units import format_bytes
-
     return [
         (key.removesuffix("_bytes").replace("_", " "), format_bytes(value) if key.endswith("_bytes") else str(value))
         for key, value in environment.items()

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from app.charts.dimensions import DIMENSIONS
 from app.charts.figure import CATEGORIES, METHOD_LABELS
 from app.pages.form import show
+from app.pages.views import signed_percent
 from app.settings import static_directory, templates_directory
 from engine.units import format_bytes, format_count, format_seconds
 
@@ -73,7 +74,12 @@ def templates() -> Jinja2Blocks:
     made = Jinja2Blocks(directory=templates_directory())
     made.env.trim_blocks = made.env.lstrip_blocks = True
     made.env.filters.update(
-        bytes=format_bytes, seconds=format_seconds, count=format_count, moment=moment, spec_value=show
+        bytes=format_bytes,
+        seconds=format_seconds,
+        count=format_count,
+        moment=moment,
+        spec_value=show,
+        signed=signed_percent,
     )
     made.env.globals.update(
         version=version("remat"),

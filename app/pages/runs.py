@@ -20,7 +20,7 @@ from app.pages.commands import as_cli, as_curl, as_python
 from app.pages.form import form_fields, query_of
 from app.pages.labels import facts, full_spec, run_label
 from app.pages.render import address, page
-from app.pages.views import PEAK, SPEED, Result, peak_bars, percent_off, prediction
+from app.pages.views import PEAK, SPEED, Result, peak_bars, percent_off, prediction, signed_percent
 from engine.errors import SpecError
 from engine.units import format_bytes, format_count, format_seconds
 
@@ -173,7 +173,7 @@ def _facts(run: Result, predicted: Result | None) -> list[tuple[str, str, str]]:
     expected = PEAK.of(predicted) if predicted else None
     found = [
         ("Peak memory", format_bytes(memory["device_peak_bytes"]), phase),
-        ("Predicted peak", format_bytes(expected), "closed form" if off is None else f"closed form, {off:+.2f} %"),
+        ("Predicted peak", format_bytes(expected), f"closed form, off by {signed_percent(off, 2)}"),
         ("Saved for backward", format_bytes(memory["saved_activation_bytes"]), ""),
         ("Step", format_seconds(timing["step_seconds"]), spread),
         ("Tokens per second", SPEED.show(timing["tokens_per_second"]), ""),
@@ -198,7 +198,7 @@ def _comparison(run: Result, predicted: Result) -> list[dict[str, str]]:
         if own is None or expected is None or dimension.key.startswith("spec."):
             continue
         off = percent_off(expected, own)
-        error = "–" if off is None else f"{off:+.2f} %"
+        error = signed_percent(off, 2)
         rows.append(
             {"name": dimension.label, "own": dimension.show(own), "predicted": dimension.show(expected), "error": error}
         )
@@ -216,15 +216,15 @@ def _phases(run: Result) -> list[tuple[str, str]]:
         (DIMENSIONS[key].label, DIMENSIONS[key].show(DIMENSIONS[key].of(run)))
         for key in ("timing.model_flops", "timing.hardware_flops", "timing.hfu")
     ]
-    kernels = [("Kernels", ", ".join(map(str, names)))] if (names := run["environment"].get("kernels")) else []
-    return [*named, *((name, value) for name, value in flops if value != "–"), *kernels]
+    kernel = ("Attention kernel", run["environment"].get("attention_kernel", "–"))
+    return [row for row in (*named, *flops, kernel) if row[1] != "–"]
 
 
 def _timeline(timeline: Mapping[str, Any]) -> dict[str, Any]:
     phases = ", ".join(str(phase["name"]) for phase in timeline["phases"])
-    unit = "seconds on this device" if timeline["x_unit"] == "seconds" else "allocator events, not time"
+    unit = "time on this device" if timeline["x_unit"] == "seconds" else "allocator events, not time"
     peak = sum(timeline[key][timeline["peak_index"]] for key in CATEGORIES) if timeline["x"] else 0
-    caption = f"Every allocation of one step ({phases}); the axis counts {unit}. The peak is {format_bytes(peak)}."
+    caption = f"Every allocation of one step ({phases}); across: {unit}. The peak is {format_bytes(peak)}."
     return {"figure": timeline_figure(timeline), "caption": caption, "alive": timeline["alive_at_peak"][:ALIVE_ROWS]}
 
 

@@ -37,6 +37,14 @@ def percent_off(predicted: float | None, actual: float | None) -> float | None:
     return 100 * (predicted - actual) / actual
 
 
+def signed_percent(percent: float | None, digits: int = 1) -> str:
+    """`+3.5 %`; what rounds to nothing has no sign."""
+    if percent is None:
+        return "–"
+    rounded = round(percent, digits)
+    return f"{rounded:+.{digits}f} %" if rounded else f"{0:.{digits}f} %"
+
+
 @dataclass(frozen=True, slots=True)
 class RunRow:
     """One run in a job's results."""
@@ -97,7 +105,7 @@ def curve(
         points.append(Point(result, href, label, differs(result["spec"])))
         predicted = prediction(result)[0] if predictions and result["method"] == "measured" else None
         if predicted:
-            points.append(Point(predicted, href, label, differs(result["spec"]), measured_y=y.of(result)))
+            points.append(Point(predicted, href, label, differs(result["spec"]), of=result))
     front, best = _front(results, x, y)
     made = tradeoff_figure(points, x, y, frontier=front, knee=best, colour=colour, log_x=log_x, log_y=log_y)
     return Curve(made, f"{y.label} against {x.label.lower()}, {len(results)} runs", _caption(points, y), front, best)
@@ -116,13 +124,14 @@ def _front(results: Sequence[Result], x: Dimension, y: Dimension) -> tuple[list[
 
 
 def _caption(points: Sequence[Point], y: Dimension) -> str:
-    methods = [METHOD_LABELS[method] for method in METHOD_LABELS if any(point.method == method for point in points)]
+    known = {point.result["method"] for point in points}
+    methods = [label for method, label in METHOD_LABELS.items() if method in known]
     parts = [f"Known by: {', '.join(methods)}. The shape is the checkpoint policy."]
-    if any(point.method != "measured" for point in points) and any(point.method == "measured" for point in points):
-        parts.append("Hollow: predicted by the closed form, beside the run it predicts.")
-    if any(point.measured_y is not None and y.of(point.result) is None for point in points):
+    if any(point.of for point in points):
+        parts.append("Hollow: predicted by the closed form, joined to the run it predicts.")
+    if any(point.of and y.of(point.result) is None for point in points):
         parts.append(f"It does not predict {y.label.lower()}, so a hollow point stands at its run's height.")
-    if any(point.result["outcome"] == "oom" for point in points):
+    if any(point.kind == "oom" for point in points):
         parts.append("A cross ran out of memory: it stands at its limit.")
     return " ".join(parts)
 

@@ -1,0 +1,194 @@
+"""Every page for every state of the database, and what a form does with bad input."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+
+import pytest
+from starlette.testclient import TestClient
+
+from app.db import runs
+from app.db.session import Database
+from app.main import create_app
+from app.pages.form import EXAMPLE
+from app.settings import Settings
+
+HTML = {"Accept": "text/html"}
+STATES = {
+    "zero runs": None,
+    "one run": ("ok",),
+    "only failed": ("failed",) * 6,
+    "all out of memory": ("oom",) * 6,
+    "all ok": ("ok",) * 6,
+    "mixed": ("ok", "oom", "failed", "ok", "ok", "ok"),
+}
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'"
+
+
+class Scripts(HTMLParser):
+    """Collects what a strict policy forbids: inline code, event attributes, style attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.images = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = dict(attrs)
+        if tag == "script" and "src" not in named and named.get("type") != "application/json":
+            self.found.append("inline script")
+        self.found += [f"{tag} {name}" for name in named if name.startswith(("on", "hx-on")) or name == "style"]
+        self.found += ["style element"] * (tag == "style")
+        self.images += tag == "img"
+
+
+def read(client: TestClient, path: str, status: int = 200) -> str:
+    """The page's text, checked for what no page may hold."""
+    answer = client.get(path, headers=HTML)
+    assert answer.status_code == status, (path, answer.text[:300])
+    assert answer.headers["content-type"].startswith("text/html")
+    scripts = Scripts()
+    scripts.feed(answer.text)
+    assert not scripts.found, path
+    assert not scripts.images, path
+    return answer.text
+
+
+@pytest.fixture(params=STATES.values(), ids=STATES.keys())
+def state(request: pytest.FixtureRequest, store: Callable[..., str]) -> str | None:
+    return store(request.param, name=HOSTILE, status="failed") if request.param else None
+
+
+def test_every_page_of_every_state(client: TestClient, database: Database, state: str | None) -> None:
+    for path in ("/", "/jobs", "/jobs/new", "/explore", "/runs", "/about", "/explore?log_x=1&log_y=1&colour=model"):
+        read(client, path)
+    if state:
+        assert HOSTILE not in read(client, f"/jobs/{state}")
+        read(client, f"/explore?job_id={state}&x=timing.step_seconds&y=memory.saved_activation_bytes")
+        with database.read() as session:
+            ids = [run["id"] for run in runs.every(session, runs.Filters())]
+        for run_id in ids:
+            read(client, f"/runs/{run_id}")
+        read(client, "/compare?" + "&".join(f"ids={run_id}" for run_id in ids[:6]), 200 if len(ids) > 1 else 422)
+
+
+def test_first_run_offers_the_example_and_it_works(client: TestClient) -> None:
+    page = read(client, "/")
+    assert "Run the example" in page
+    fields = re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', page)
+    data: dict[str, list[str]] = {}
+    for name, value in fields:
+        data.setdefault(name, []).append(value)
+    answer = client.post("/jobs/new", data=data, headers=HTML, follow_redirects=False)
+    assert answer.status_code == 303
+    job = client.get("/api/v1" + answer.headers["location"]).json()
+    assert (job["runs_total"], job["status"], job["name"]) == (6, "queued", "First example")
+    assert job["vary"] == {key: EXAMPLE[key] for key in ("checkpointing", "attention")}
+
+
+BAD = {
+    "model": ("nonsense", "unknown model"),
+    "micro_batch": ("0", "greater than or equal to 1"),
+    "seq": ("1.5", "valid integer"),
+    "checkpointing": ("every-0", "is not accepted"),
+    "precision": ("int4", "bf16-mixed"),
+    "dropout": ("nan", "finite"),
+    "memory_limit_gib": ("-1", "greater than 0"),
+    "seed": ("9" * 5000, "integer"),
+    "gpu": ("voodoo2", "unknown GPU"),
+    "timeout_seconds": ("0", "from 1 to"),
+    "model_config": ("{", "not a JSON document"),
+    "method": ("guessed", "one of measured"),
+    "name": ("a\x00b", "printable"),
+    "prefill_chunk": ("8", "needs mode=inference"),
+}
+
+
+@pytest.mark.parametrize("field", BAD)
+def test_a_refused_form_says_why_beside_the_field(client: TestClient, field: str) -> None:
+    value, message = BAD[field]
+    answer = client.post("/jobs/new", data={"model": "gpt-tiny", field: value}, headers=HTML)
+    assert answer.status_code == 422
+    beside = re.search(rf'id="{field}-error">(.*?)</span>', answer.text, re.S)
+    assert beside, answer.text[:2000]
+    assert message in beside[1]
+    assert client.get("/api/v1/jobs").json()["items"] == []
+
+
+def test_a_form_sent_twice_is_one_job_and_a_changed_one_another(client: TestClient) -> None:
+    form = {"model": "gpt-tiny", "seq": "64", "idempotency_key": "0" * 32}
+    sent = [client.post("/jobs/new", data=form, follow_redirects=False).headers["location"] for _ in range(2)]
+    changed = client.post("/jobs/new", data={**form, "seq": "65"}, follow_redirects=False).headers["location"]
+    assert sent[0] == sent[1] != changed
+
+
+def test_the_query_is_the_state_of_the_form(client: TestClient) -> None:
+    page = read(client, "/jobs/new?model=llama-tiny&seq=64&seq=128&checkpointing=every-2&optimizer=sgd")
+    assert 'value="llama-tiny"' in page
+    assert 'value="64, 128"' in page
+    assert 'value="every-2"' in page
+    assert re.search(r'value="sgd" checked', page)
+    assert "2 runs" in page
+
+
+def test_cancel_and_retry_lead_back_to_the_job(client: TestClient) -> None:
+    place = client.post("/jobs/new", data={"model": "gpt-tiny"}, follow_redirects=False).headers["location"]
+    assert 'class="tag queued"' in read(client, place)
+    assert client.post(f"{place}/cancel", follow_redirects=False).headers["location"] == place
+    assert 'class="tag cancelled"' in read(client, place)
+    assert client.post(f"{place}/retry", follow_redirects=False).status_code == 303
+    assert 'class="tag queued"' in read(client, place)
+    assert client.post("/jobs/nothing/cancel", headers=HTML).status_code == 404
+
+
+def test_htmx_gets_the_piece_it_asked_for(client: TestClient) -> None:
+    whole, piece = read(client, "/"), client.get("/?seq=2048", headers={"HX-Request": "true"})
+    assert "<html" in whole
+    assert "<html" not in piece.text
+    assert "<table" in piece.text
+    assert piece.headers["vary"] == "HX-Request"
+    assert piece.headers["hx-push-url"] == "/?seq=2048"
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/nowhere", 404), ("/jobs/zz", 404), ("/runs/zz", 404), ("/jobs?status=odd", 422), ("/runs?sort=odd", 422),
+     ("/explore?x=odd", 422), ("/compare", 422), ("/compare?ids=a,b", 404), ("/?seq=0", 422), ("/?seq=1&seq=2", 200)],
+)  # fmt: skip
+def test_a_browser_is_told_in_a_page(client: TestClient, path: str, status: int) -> None:
+    assert "<main" in read(client, path, status)
+
+
+def test_a_program_is_told_in_a_problem_document(client: TestClient) -> None:
+    answer = client.get("/nowhere")
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert client.get("/api/v1/nowhere", headers=HTML).headers["content-type"] == "application/problem+json"
+
+
+def test_machine_forms_follow_the_page(client: TestClient, store: Callable[..., str]) -> None:
+    job = store(("ok",) * 6)
+    assert client.get("/runs.json?attention=flash").json()["items"][0]["spec"]["attention"] == "flash"
+    assert client.get("/runs.csv?attention=flash").text.count("\n") == 4
+    assert len(client.get(f"/explore.json?job_id={job}&log_x=1").json()["points"]) == 6
+    assert client.get(f"/jobs/{job}.json").json()["id"] == job
+    assert client.get("/jobs.json").json()["items"][0]["id"] == job
+    rows = client.get("/calculator.json?model=gpt-tiny").json()["rows"]
+    assert rows[0]["result"]["method"] == "closed-form"
+
+
+def test_filters_and_sorting_of_the_list(client: TestClient, store: Callable[..., str]) -> None:
+    store(("ok", "oom", "ok", "ok", "ok", "failed"))
+    assert read(client, "/runs?outcome=oom").count('name="ids"') == 1
+    assert read(client, "/runs?attention=flash").count('name="ids"') == 3
+    assert 'aria-sort="descending"' in read(client, "/runs?sort=-memory.device_peak_bytes")
+    assert "No run matches" in read(client, "/runs?model=mistral-7b-v0.1")
+
+
+def test_the_proxy_prefix_is_on_every_link(settings: Settings) -> None:
+    with TestClient(create_app(settings), base_url="http://localhost", root_path="/remat") as client:
+        page = client.get("/", headers=HTML).text
+    links = re.findall(r'(?:href|src|action|hx-get)="(/[^"]*)"', page)
+    assert len(links) > 20
+    assert [link for link in links if not link.startswith("/remat")] == []

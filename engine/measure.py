@@ -17,11 +17,14 @@ from pathlib import Path
 
 import torch
 
+from engine.catalog import gpu_of_device
+from engine.closed_form import predict
 from engine.environment import environment
-from engine.errors import OutOfMemory
+from engine.errors import OutOfMemory, UnsupportedError
 from engine.observe import MemoryPass
 from engine.result import Memory, PhaseSeconds, RunResult, Timeline, Timing
 from engine.serving import measure_inference
+from engine.sharding.launch import measure_ranks
 from engine.spec import RunSpec
 from engine.trace import Trace, timeline
 from engine.training import Training, build, resolve_device
@@ -43,6 +46,13 @@ def silent(_phase: str, _step: int, _steps: int) -> None:
 def measure(spec: RunSpec, progress: Progress = silent) -> tuple[RunResult, Timeline | None]:
     """Build the spec, run it, and say what it took. Out of memory is a result; other errors are raised."""
     device = resolve_device(spec.device)
+    if spec.mode == "train" and spec.world_size > 1:
+        return measure_ranks(spec, device.type, progress)
+    return measure_here(spec, device, progress)
+
+
+def measure_here(spec: RunSpec, device: torch.device, progress: Progress) -> tuple[RunResult, Timeline | None]:
+    """Measure in this process, whether it is the only one or one rank of several."""
     try:
         with _memory_cap(spec.memory_limit_gib, device):
             run = measure_inference if spec.mode == "inference" else _measure_training
@@ -79,7 +89,7 @@ def _measure_built(training: Training, progress: Progress) -> tuple[RunResult, T
         method="measured",
         outcome="ok",
         memory=memory_of(trace, reserved).model_copy(update=memory_below),
-        timing=timing,
+        timing=_with_flops(spec, device, timing),
         parameters=sum(parameter.numel() for parameter in training.model.parameters()),
         losses=losses + timed_losses,
         warnings=[*training.notes, *_noise(timing)],
@@ -155,6 +165,24 @@ def _time_steps(training: Training, progress: Progress) -> tuple[Timing, list[fl
         phases_seconds=PhaseSeconds(**totals),
     )
     return timing, losses
+
+
+def _with_flops(spec: RunSpec, device: torch.device, timing: Timing) -> Timing:
+    """FLOPs of the step by the closed form, and the share of the card's dense peak that they came to.
+
+    Left unknown for models that have no closed form, and shares for devices that the catalog does not hold.
+    """
+    try:
+        counted = predict(spec).timing
+    except UnsupportedError:
+        return timing
+    timing.model_flops, timing.hardware_flops = counted.model_flops, counted.hardware_flops
+    card = gpu_of_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    peak = card.bf16_flops_per_second if card and spec.precision != "fp32" else None
+    if peak and timing.step_seconds and timing.model_flops and timing.hardware_flops:
+        timing.mfu = timing.model_flops / timing.step_seconds / peak
+        timing.hfu = timing.hardware_flops / timing.step_seconds / peak
+    return timing
 
 
 def _quantile(values: list[float], share: float) -> float:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from engine.offload.assembly import Offload
@@ -118,7 +119,7 @@ def marked(model: nn.Module, blocks: list[nn.Module], mark: Mark) -> Iterator[No
 
 def storage_key(tensor: Tensor) -> int:
     """What names a storage in a trace: its address, or a fake storage's identity."""
-    storage = tensor.untyped_storage()
+    storage = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage()
     return storage.data_ptr() if tensor.device.type != "meta" and not _is_fake(tensor) else storage._cdata
 
 

@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from engine.architecture import Architecture
 from engine.attention import Kernel, select_kernel
@@ -23,10 +26,20 @@ from engine.losses import cross_entropy
 from engine.models.decoder import Decoder, initialise, initialise_parameter, rotary_tables
 from engine.models.huggingface import HuggingFaceModel, build_huggingface, runs_in_transformers
 from engine.offload.assembly import Offload, hollow, offloads
-from engine.offload.optimizer import OffloadedOptimizer
 from engine.optimizers import DTYPES, DeviceOptimizer
 from engine.recipes import RECIPES
 from engine.spec import RunSpec
+
+
+class Updates(Protocol):
+    """What a training step needs of an optimizer."""
+
+    def step(self) -> object:
+        """Update every parameter that has a gradient, and drop the gradients."""
+
+    def tensors(self) -> list[Tensor]:
+        """The states that the device holds."""
+
 
 PhaseMarker = Callable[[str], AbstractContextManager[object]]
 """Called with a phase's name around each phase of a step; measuring passes hang their clocks here."""
@@ -56,7 +69,8 @@ def resolve_device(name: str) -> torch.device:
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes of the distinct storages behind `tensors`."""
-    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
+    local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in local}
     return sum(storage.nbytes() for storage in storages.values())
 
 
@@ -69,8 +83,10 @@ class Training:
     model: Decoder | HuggingFaceModel
     blocks: list[nn.Module]
     kernel: Kernel
-    optimizer: DeviceOptimizer | OffloadedOptimizer
+    optimizer: Updates
     offload: Offload | None = None
+    rank: int | None = None
+    """This process's number among the spec's `world_size`; None when there is no process group."""
     notes: list[str] = field(default_factory=list)
 
     def step(self, index: int, marker: PhaseMarker = unmarked) -> Tensor:
@@ -109,16 +125,22 @@ class Training:
     def _batch(self, number: int) -> tuple[Tensor, Tensor]:
         """Random tokens and targets, each (B, S) int64, from the seed and the batch's number alone."""
         generator = torch.Generator(self.device).manual_seed(self.spec.seed * 1_000_003 + number)
-        shape = (self.spec.micro_batch, self.spec.seq)
+        rows = self.spec.micro_batch
+        ranks = 1 if self.rank is None else self.spec.world_size
+        shape = (rows * ranks, self.spec.seq)
         vocab = self.spec.architecture.vocab
-        tokens = torch.randint(vocab, shape, generator=generator, device=self.device)
-        return tokens, torch.randint(vocab, shape, generator=generator, device=self.device)
+        tokens, targets = (torch.randint(vocab, shape, generator=generator, device=self.device) for _ in range(2))
+        if self.rank is None:
+            return tokens, targets
+        own = slice(self.rank * rows, (self.rank + 1) * rows)  # together the ranks see one batch of all their rows
+        return tokens[own].clone(), targets[own].clone()
 
     def base_bytes(self) -> dict[str, int]:
         """Device bytes alive between steps, by category."""
         return {
             "parameters": storage_bytes([*self.model.parameters(), *self.model.buffers()]),
             "optimizer_states": storage_bytes(self.optimizer.tensors()),
+            "temporaries": storage_bytes(getattr(self.optimizer, "buffers", ())),
         }
 
     def close(self) -> None:
@@ -153,8 +175,14 @@ def build(
     model = build_model(spec, arch, device, kernel, initialised)
     lists = model.block_lists if isinstance(model, HuggingFaceModel) else [model.blocks]
     blocks = [block for blocks in lists for block in blocks]
-    offload = _build_offload(spec, arch, device, model, blocks) if offloads(spec) else None
-    optimizer = (offload and offload.optimizer) or DeviceOptimizer(model.parameters(), recipe, spec.optimizer)
+    ranked = dist.is_available() and dist.is_initialized()
+    offload = None
+    optimizer: Updates
+    if ranked:
+        optimizer = _shard(spec, model, blocks)
+    else:
+        offload = _build_offload(spec, arch, device, model, blocks) if offloads(spec) else None
+        optimizer = (offload and offload.optimizer) or DeviceOptimizer(model.parameters(), recipe, spec.optimizer)
     policy = plan or parse_checkpointing(spec.checkpointing)
     plans = [apply_checkpointing(stack, policy, dropout=spec.dropout > 0, spec=spec) for stack in lists]
     notes = [*(model.notes if isinstance(model, HuggingFaceModel) else [kernel.note]), *plans]
@@ -162,7 +190,24 @@ def build(
         notes = [*notes, *offload.warnings]
         if spec.offload_activations != "none":
             offload.send_activations(_last_to_run(lists), model.parameters())
-    return Training(spec, device, model.train(), blocks, kernel, optimizer, offload, [note for note in notes if note])
+    rank = dist.get_rank() if ranked else None
+    notes = [note for note in notes if note]
+    return Training(spec, device, model.train(), blocks, kernel, optimizer, offload, rank, notes)
+
+
+def _shard(spec: RunSpec, model: nn.Module, blocks: list[nn.Module]) -> Updates:
+    """This rank's share, where a process group is there. Raises UnsupportedError for offloading that it cannot do."""
+    from engine.sharding.zero import shard  # costs half a second, which only ranks need
+
+    places = (spec.offload_parameters, spec.offload_optimizer, spec.offload_activations)
+    below = spec.sharding == "zero-3" and places == ("cpu", "cpu", "none") and next(model.parameters()).is_cuda
+    if offloads(spec) and not below:
+        raise UnsupportedError(
+            "sharding, offload_*",
+            "ranks are measured with offloading only as zero-3 on CUDA with offload_parameters=cpu and "
+            "offload_optimizer=cpu (FSDP2's policy); measure offloading with world_size=1",
+        )
+    return shard(model, blocks, spec.sharding, RECIPES[spec.precision], spec.optimizer, offload=below)
 
 
 def _last_to_run(lists: list[nn.ModuleList]) -> nn.Module:

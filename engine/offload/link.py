@@ -28,9 +28,15 @@ MAX_STASHED = 4  # sources waiting for their copy down; more would let the copie
 class Lane:
     """A thread that runs calls in order. Serial: the caller waits for each. Simulated: nothing runs."""
 
-    def __init__(self, name: str, *, serial: bool = False, simulated: bool = False) -> None:
+    def __init__(self, name: str, *, threads: int = 1, serial: bool = False, simulated: bool = False) -> None:
+        """`threads` is how many of torch's threads an operator on this lane may use: a copy beside compute needs one,
+        and more would spin for the cores that compute is using."""
         self.serial, self.simulated = serial, simulated
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
+        everywhere = torch.get_num_threads()
+        self._pool.submit(torch.get_num_threads).result()  # a thread's first question resets it to the default
+        self._pool.submit(torch.set_num_threads, threads).result()
+        torch.set_num_threads(everywhere)  # the line above set the default as well
 
     def submit(self, call: Callable[P, object], *arguments: P.args, **options: P.kwargs) -> Future[Any]:
         """Run `call` after everything submitted before it. A serial lane raises what it raises here."""

@@ -78,7 +78,10 @@ class OffloadedOptimizer:
         self.one_call = optimizer == "adamw" and recipe.weight == recipe.moment and not recipe.master
         self.weight_dtype = DTYPES[recipe.weight]
         self.observer: Observer = unobserved
-        self.lane = Lane("remat-update", simulated=link.simulated)
+        # Beside backward on a CPU the update shares its cores; beside a GPU's, or alone, they are all its own.
+        share = 2 if link.overlap and not link.cuda else 1
+        threads = max(1, torch.get_num_threads() // share)
+        self.lane = Lane("remat-update", threads=threads, simulated=link.simulated)
         self.early = link.overlap and max_norm is None
         self.buffers = Buffers(arena, LANDING_BUFFERS if self.early and accumulation == 1 else len(self.units))
         self.landings: dict[Unit, Landing] = {}

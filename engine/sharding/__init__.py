@@ -1,0 +1,6 @@
+"""Data parallelism over real processes: plain (all-reduced gradients), ZeRO-1, ZeRO-2 and ZeRO-3.
+
+zero    what each rank keeps of parameters, gradients and optimizer states
+launch  one process a rank, watched by the run's process
+rank    the process of one rank
+"""

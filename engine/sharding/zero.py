@@ -1,0 +1,225 @@
+"""What each of W ranks keeps (ZeRO, Rajbhandari et al. 2020, arXiv 1910.02054). Gradients are averaged over the ranks.
+
+| stage  | parameters | gradients | optimizer states |
+|--------|------------|-----------|------------------|
+| none   | all        | all       | all              |
+| zero-1 | all        | all       | 1/W              |
+| zero-2 | all        | 1/W       | 1/W              |
+| zero-3 | 1/W        | 1/W       | 1/W              |
+
+Stages 1 and 2 keep the parameters of a unit (a block, or the rest) in one flat tensor of which each rank owns a
+slice: gradients are reduce-scattered to the owner, its slice is updated, and the slices are gathered in place.
+Stage 3 is torch's FSDP2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from engine.optimizers import Slot, fused_adamw, make_slot, update
+from engine.recipes import Recipe
+from engine.spec import Optimizer as OptimizerName
+from engine.spec import Sharding
+
+# Renamed in torch 2.13, which warns about the old names.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
+
+def reduce_scatter(own: Tensor, whole: Tensor) -> None:
+    """Sum `whole` over the ranks; `own` gets this rank's slice.
+
+    Gloo has none of its own: torch emulates it on a copy that another thread frees, at no known time.
+    """
+    if whole.is_cuda:
+        _reduce_scatter(own, whole)
+    else:
+        dist.all_reduce(whole)
+        own.copy_(whole.view(-1, own.numel())[dist.get_rank()])
+
+
+def all_gather(whole: Tensor, own: Tensor) -> None:
+    """`whole` gets every rank's slice."""
+    if whole.is_cuda:
+        _all_gather(whole, own)
+    else:
+        dist.all_gather(list(whole.view(-1, own.numel())), own)
+
+
+@dataclass(eq=False)
+class FlatUnit:
+    """Parameters that are views of one flat tensor, padded to a multiple of the ranks."""
+
+    parameters: list[Tensor]
+    flat: Tensor
+    own: Tensor
+    """This rank's slice of `flat`."""
+    grad: Tensor | None = None
+    """This rank's slice of the averaged gradient."""
+    arrived: set[int] = field(default_factory=set)
+
+
+@torch.no_grad()
+def flatten(parameters: Sequence[Tensor], rank: int, world_size: int) -> FlatUnit:
+    """Move parameters of one dtype into one flat tensor, whose views they become."""
+    count = sum(parameter.numel() for parameter in parameters)
+    share = -(-count // world_size)
+    flat = parameters[0].new_zeros(share * world_size, requires_grad=False)
+    start = 0
+    for parameter in parameters:
+        view = flat[start : start + parameter.numel()].view_as(parameter)
+        view.copy_(parameter)
+        parameter.data = view
+        start += parameter.numel()
+    return FlatUnit(list(parameters), flat, flat[rank * share : (rank + 1) * share])
+
+
+class Stepper:
+    """The update rule on this rank's tensors."""
+
+    buffers: Sequence[Tensor] = ()
+    """What a stage keeps for its collectives between steps."""
+
+    def __init__(self, weights: Sequence[Tensor], recipe: Recipe, optimizer: OptimizerName) -> None:
+        self.optimizer = optimizer
+        self.slots = [make_slot(weight, recipe, optimizer) for weight in weights]
+        self.one_call = optimizer == "adamw" and recipe.weight == recipe.moment and not recipe.master
+
+    def step(self) -> None:
+        """Average the gradients, update what this rank owns, give and get the new weights, drop the gradients."""
+        raise NotImplementedError
+
+    def apply(self, slot: Slot, grad: Tensor) -> None:
+        if self.one_call:
+            fused_adamw([slot.parameter], [grad], [slot])
+        else:
+            update(slot, grad, self.optimizer)
+
+    def tensors(self) -> list[Tensor]:
+        return [tensor for slot in self.slots for tensor in slot.tensors]
+
+
+class ReplicatedOptimizer(Stepper):
+    """Plain data parallelism: every rank holds everything and does the same update."""
+
+    def __init__(self, parameters: Sequence[Tensor], recipe: Recipe, optimizer: OptimizerName) -> None:
+        super().__init__(parameters, recipe, optimizer)
+        self.world_size = dist.get_world_size()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for slot in self.slots:
+            grad = slot.parameter.grad
+            if grad is not None:
+                dist.all_reduce(grad)
+                self.apply(slot, grad.div_(self.world_size))
+                slot.parameter.grad = None
+
+
+class FlatOptimizer(Stepper):
+    """ZeRO-1 and ZeRO-2. `early`: gradients are scattered as soon as a unit's are complete, in every micro-batch."""
+
+    def __init__(
+        self, groups: Sequence[Sequence[Tensor]], recipe: Recipe, optimizer: OptimizerName, *, early: bool
+    ) -> None:
+        self.world_size, self.early = dist.get_world_size(), early
+        self.units = [flatten(group, dist.get_rank(), self.world_size) for group in groups]
+        super().__init__([unit.own for unit in self.units], recipe, optimizer)
+        largest = max((unit.flat for unit in self.units), key=Tensor.numel)
+        # Kept, since a collective's own thread may be the last to let go of a buffer: it would die at no known time.
+        self.whole, self.share = torch.empty_like(largest), largest.new_empty(largest.numel() // self.world_size)
+        self.buffers = (self.whole, self.share)
+        if early:
+            for unit in self.units:
+                for index, parameter in enumerate(unit.parameters):
+                    parameter.register_post_accumulate_grad_hook(lambda _, u=unit, i=index: self._arrive(u, i))
+
+    def _arrive(self, unit: FlatUnit, index: int) -> None:
+        unit.arrived.add(index)
+        if len(unit.arrived) == len(unit.parameters):
+            self._scatter(unit)
+
+    @torch.no_grad()
+    def _scatter(self, unit: FlatUnit) -> None:
+        """Sum the unit's gradients over the ranks, keep this rank's slice of the mean, and drop them."""
+        whole, own = self.whole[: unit.flat.numel()].zero_(), self.share[: unit.own.numel()]
+        start = 0
+        for parameter in unit.parameters:
+            if parameter.grad is not None:
+                whole[start : start + parameter.numel()].view_as(parameter).copy_(parameter.grad)
+            parameter.grad = None
+            start += parameter.numel()
+        reduce_scatter(own, whole)
+        own.div_(self.world_size)
+        if unit.grad is not None:
+            unit.grad.add_(own)
+        else:
+            unit.grad = own.clone() if self.early else own
+        unit.arrived.clear()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for unit, slot in zip(self.units, self.slots, strict=True):
+            if unit.grad is None or unit.arrived:
+                self._scatter(unit)
+            assert unit.grad is not None
+            self.apply(slot, unit.grad)
+            unit.grad = None
+            all_gather(unit.flat, self.share[: unit.own.numel()].copy_(unit.own))
+
+
+class ShardedOptimizer(Stepper):
+    """ZeRO-3: FSDP2 keeps each rank's rows of every parameter and gradient; this updates them where they are."""
+
+    def __init__(self, parameters: Sequence[Tensor], recipe: Recipe, optimizer: OptimizerName) -> None:
+        self.parameters = list(parameters)
+        super().__init__([_local(parameter) for parameter in self.parameters], recipe, optimizer)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter, slot in zip(self.parameters, self.slots, strict=True):
+            if parameter.grad is not None and slot.parameter.numel():
+                slot.parameter = _local(parameter)
+                self.apply(slot, _local(parameter.grad))
+            parameter.grad = None
+
+
+def _local(tensor: Tensor) -> Tensor:
+    assert isinstance(tensor, DTensor)
+    return tensor.to_local().detach()
+
+
+def shard(
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    stage: Sharding,
+    recipe: Recipe,
+    optimizer: OptimizerName,
+    *,
+    offload: bool = False,
+) -> Stepper:
+    """Spread `model` over the process group that is there; the optimizer of this rank.
+
+    `offload` (ZeRO-3 on CUDA): the shards of parameters, gradients and states live in host memory.
+    """
+    if stage == "none":
+        return ReplicatedOptimizer(list(model.parameters()), recipe, optimizer)
+    if stage == "zero-3":
+        device = next(model.parameters()).device.type
+        mesh = init_device_mesh(device, (dist.get_world_size(),))
+        policy = CPUOffloadPolicy() if offload else OffloadPolicy()
+        for module in (*blocks, model):
+            fully_shard(module, mesh=mesh, offload_policy=policy)
+        return ShardedOptimizer(list(model.parameters()), recipe, optimizer)
+    inside = {parameter for block in blocks for parameter in block.parameters()}
+    rest = [parameter for parameter in model.parameters() if parameter not in inside]
+    groups = [list(block.parameters()) for block in blocks]
+    return FlatOptimizer([*groups, rest], recipe, optimizer, early=stage == "zero-2")

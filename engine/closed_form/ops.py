@@ -107,20 +107,20 @@ def linear(
     gradients = [(f"{name}.weight", weight_bytes)]
     if bias:
         gradients.append((f"{name}.bias", copies * width * DTYPE_BYTES[context.weight]))
-    extra: tuple[Tensor, ...] = ()
     if context.autocast:
         if x.dtype != context.compute:
             copy = Tensor(f"{name}.input", x.shape, context.compute, group, "bf16 copy for autocast")
             x = tape.add(Op(f"{name}.cast", group, reads=(x.name,), makes=(copy,)))
-        extra = (
-            Tensor(f"{name}.weight_bf16", (copies, width, inner), context.compute, group, "bf16 copy of the weight",
-                   differentiable=False),
+        cast = Tensor(
+            f"{name}.weight_bf16", (copies, width, inner), context.compute, group, "bf16 copy of the weight",
+            differentiable=False,
         )  # fmt: skip
-        saves = [x.name, *(tensor.name for tensor in extra)]
+        tape.add(Op(f"{name}.cast_weight", group, reads=(), makes=(cast,), weight_bytes=weight_bytes))
+        saves = [x.name, cast.name]
     out = Tensor(name, (*x.shape[:-1], width), context.compute, group, formula)
     flops = 2 * x.elements * width
     op = Op(
-        name, group, reads=(x.name,), makes=(out, *extra), saves=tuple(saves), weights=tuple(gradients),
+        name, group, reads=(x.name,), makes=(out,), saves=tuple(saves), weights=tuple(gradients),
         flops=flops, backward_flops=2 * flops, product=True, weight_bytes=weight_bytes,
     )  # fmt: skip
     return tape.add(op)

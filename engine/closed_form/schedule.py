@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 
+from engine.checkpointing.tree import Node as TreeNode
+from engine.checkpointing.tree import Region, Selective, Tree
 from engine.closed_form.tape import Tape, Tensor, total_bytes
 from engine.closed_form.walk import Backward, Meter, run_forward
 
@@ -64,6 +67,17 @@ def _halve(layers: int) -> tuple[Node, ...]:
         return (Leaf(),)
     first = layers // 2
     return (Segment(tuple((node, 1) for node in _halve(first))), *_halve(layers - first))
+
+
+def from_tree(tree: Tree) -> Schedule:
+    """A policy's tree over numbered blocks, equal neighbours counted."""
+    return [(node, len(list(run))) for node, run in groupby(map(_node, tree))]
+
+
+def _node(node: TreeNode) -> Node:
+    if isinstance(node, Region):
+        return Segment(tuple(from_tree(node.inside)))
+    return Leaf(frozenset(node.groups) if isinstance(node, Selective) else frozenset())
 
 
 @dataclass

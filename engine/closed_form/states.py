@@ -41,20 +41,7 @@ def step_scratch_bytes(recipe: Recipe, optimizer: str, elements: int) -> int:
     return copies
 
 
-def optimizer_peak_bytes(arch: Architecture, recipe: Recipe, optimizer: str) -> int:
-    """The most that gradients not yet dropped and temporaries take together during the optimizer step.
-
-    Parameters are updated in order and each gradient is dropped after its own update.
-    """
-    size = DTYPE_BYTES[recipe.weight]
-    remaining = parameter_elements(arch) * size
-    worst = 0
-    table = parameter_table(arch)
-    blocks = block_parameters(arch)
-    for parameter in table:
-        worst = max(worst, remaining + step_scratch_bytes(recipe, optimizer, parameter.elements))
-        if parameter not in blocks:
-            remaining -= parameter.elements * size
-        elif parameter == blocks[-1]:
-            remaining -= sum(p.elements * p.count for p in blocks) * size
-    return worst
+def optimizer_scratch_bytes(arch: Architecture, recipe: Recipe, optimizer: str) -> int:
+    """The most that temporaries of the optimizer's step take: those of the largest parameter. All gradients are alive
+    beside them, since the step drops them only when it ends."""
+    return max(step_scratch_bytes(recipe, optimizer, parameter.elements) for parameter in parameter_table(arch))

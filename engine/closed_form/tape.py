@@ -140,8 +140,11 @@ class Tape:
 
     @cached_property
     def last_saving_op(self) -> int:
-        """Index of the last op that saves anything: where an early-stopping recomputation ends."""
-        return max((index for index, op in enumerate(self.ops) if op.saves), default=-1)
+        """Index of the last op that an early-stopping recomputation runs: inputs are saved before their op runs, so
+        one that saves nothing it makes is not run again."""
+        last = max((index for index, op in enumerate(self.ops) if op.saves), default=-1)
+        made = {tensor.name for tensor in self.ops[last].makes}
+        return last if made.intersection(self.ops[last].saves) else last - 1
 
     @cached_property
     def last_read(self) -> dict[str, int]:

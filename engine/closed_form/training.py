@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from engine.checkpoint_names import parse_checkpointing
 from engine.closed_form.block import Context, block_tape, context_of, embedding_tape
-from engine.closed_form.budget import REFERENCE_CARD, budget_schedule
+from engine.closed_form.hardware import Rates
 from engine.closed_form.loss import embedding_backward, final_norm_tape, loss_backward, loss_forward
 from engine.closed_form.residency import block_bytes, residency
-from engine.closed_form.schedule import Chain, Leaf, Schedule, nested, segments
-from engine.closed_form.states import optimizer_peak_bytes, parameter_elements, rotary_buffer_bytes
+from engine.closed_form.schedule import Chain, Leaf, Schedule, from_tree, nested, segments
+from engine.closed_form.states import optimizer_scratch_bytes, parameter_elements, rotary_buffer_bytes
 from engine.closed_form.tape import total_bytes
 from engine.closed_form.walk import Backward, Meter, run_forward
 from engine.recipes import DTYPE_BYTES, RECIPES
 from engine.spec import RunSpec
-
-DEFAULT_SELECTIVE = ("norms", "attention-core", "mlp-activation")
-"""What `selective` recomputes: large tensors that cost few FLOPs to make again."""
 
 
 @dataclass(frozen=True)
@@ -32,22 +30,38 @@ class Step:
 
 
 def schedule_of(spec: RunSpec) -> Schedule:
-    """The checkpoint policy of a spec as a schedule."""
+    """The checkpoint policy of a spec as a schedule: the same plan that a run makes.
+
+    Raises UnsupportedError if no plan keeps to a budget.
+    """
+    # Here, since these plan on the tapes of this package.
+    from engine.checkpointing.budget import Profile, plan_budget
+    from engine.checkpointing.worth import plan_rates
+
     plan, layers = parse_checkpointing(spec.checkpointing), spec.architecture.layers
-    if plan.kind == "none":
-        return [(Leaf(), layers)]
-    if plan.kind == "segments":
-        return segments(layers, plan.segment_length(layers))
-    if plan.kind == "nested":
-        return nested(layers)
-    if plan.kind == "selective":
-        return [(Leaf(frozenset(plan.groups or DEFAULT_SELECTIVE)), layers)]
-    context = context_of(spec)
-    card = spec.gpu or REFERENCE_CARD
-    block = total_bytes(block_tape(context).saved.values())
-    around = walk_step(spec.model_copy(update={"checkpointing": "none"})).saved_bytes - layers * block
-    allowed = int(plan.budget * (around + layers * block)) - around
-    return budget_schedule(context, layers, allowed, card)
+    match plan.kind:
+        case "none":
+            return [(Leaf(), layers)]
+        case "segments":
+            return segments(layers, plan.segment_length(layers))
+        case "nested":
+            return nested(layers)
+        case "selective":
+            return [(Leaf(frozenset(plan.groups or _derived_groups(context_of(spec), plan_rates(spec)))), layers)]
+        case "budget":
+            tape = block_tape(context_of(spec))
+            bare = dict.fromkeys(("checkpointing", "offload_activations", "offload_optimizer", "sharding"), "none")
+            whole = walk_step(spec.model_copy(update=bare | {"offload_parameters": "none"})).saved_bytes
+            outside = whole - layers * total_bytes(tape.saved.values())
+            chosen = plan_budget(Profile((tape,) * layers, outside), plan.budget, plan_rates(spec))
+            return from_tree(chosen.tree)
+
+
+@lru_cache(4096)
+def _derived_groups(context: Context, card: Rates) -> tuple[str, ...]:
+    from engine.checkpointing.worth import best_groups
+
+    return best_groups(block_tape(context), card)
 
 
 def walk_step(spec: RunSpec) -> Step:
@@ -80,8 +94,7 @@ def walk_step(spec: RunSpec) -> Step:
     meter.phase = "optimizer"
     if not place.gradients_leave:
         ranks = spec.world_size if spec.sharding != "none" else 1
-        worst = optimizer_peak_bytes(arch, recipe, spec.optimizer) - gradient_bytes
-        meter.blip(worst // ranks)
+        meter.blip(optimizer_scratch_bytes(arch, recipe, spec.optimizer) // ranks)
     return Step(meter, saved, schedule, chain.hosted)
 
 

@@ -20,7 +20,10 @@ from engine.units import format_bytes, format_seconds
 Objective = Literal["throughput", "memory"]
 OBJECTIVES: tuple[Objective, ...] = ("throughput", "memory")
 
-CHECKPOINTING = ("none", "selective", "budget-0.25", "per-layer", "sqrt")
+LEAN = "selective:norms+attention-core+mlp-in+mlp-activation"
+"""Everything inside a block but the attention's projections: between `selective` and `per-layer`."""
+
+CHECKPOINTING = ("none", "selective", LEAN, "per-layer", "sqrt")
 """From most memory to least, of the ones worth trying on any model."""
 
 NEUTRAL: dict[str, Any] = {

@@ -125,7 +125,8 @@ def test_every_decoder_type_has_a_closed_form(kind: str) -> None:
     spec = RunSpec(model={"model_type": kind} | SMALL[kind], seq=32, gpu="a100")
     result = predict(spec)
     assert result.parameters == spec.architecture.parameters
-    assert result.memory.device_peak_bytes and result.timing.step_seconds
+    assert result.memory.device_peak_bytes
+    assert result.timing.step_seconds
 
 
 @pytest.mark.parametrize("name", ["bert-base-uncased", "t5-base"])
@@ -202,8 +203,7 @@ def test_any_object_is_an_architecture_or_a_spec_error(kind: str, junk: dict[str
     base = SMALL.get(kind, {}) if keep else {}
     try:
         arch = from_config({"model_type": kind} | base | junk, "config.json")
-    except SpecError as error:
-        assert error.field == "model"
+    except SpecError:  # the only error that may come out
         return
     assert arch.parameters > 0
     assert json.dumps(list(arch.notes))

@@ -51,7 +51,6 @@ def create_app(
         openapi_url="/api/openapi.json",
         docs_url=None,
         redoc_url=None,
-        root_path=settings.root_path,
         generate_unique_id_function=lambda route: route.name,
         redirect_slashes=False,
     )

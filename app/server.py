@@ -39,6 +39,7 @@ def run(settings: Settings, *, worker: bool) -> None:
         application,
         host=settings.host,
         port=settings.port,
+        root_path=settings.root_path,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         log_config=None,
         access_log=False,

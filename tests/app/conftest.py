@@ -70,7 +70,9 @@ def database(settings: Settings) -> Iterator[Database]:
 @pytest.fixture
 def new_client() -> Callable[[Settings], TestClient]:
     """Make a client of an application; entering it starts the application."""
-    return lambda settings: TestClient(create_app(settings), base_url=ORIGIN, raise_server_exceptions=False)
+    return lambda settings: TestClient(
+        create_app(settings), ORIGIN, raise_server_exceptions=False, root_path=settings.root_path
+    )
 
 
 @pytest.fixture
@@ -130,6 +132,10 @@ class Board:
     def job(self, job_id: str) -> Job:
         with self.database.read() as session:
             return session.get_one(Job, job_id)
+
+    def current_run(self, job_id: str) -> int | None:
+        """Which of the job's runs is going on."""
+        return (self.job(job_id).progress or {}).get("run")
 
     def ended(self, job_id: str, seconds: float = 20.0) -> Job:
         wait_until(lambda: queue.is_final(self.job(job_id).status), seconds)

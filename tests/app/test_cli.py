@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app import cli
+from app.db import runs
+from app.flags import grid
+from app.settings import Settings
+from engine.result import RunResult
+
+Command = Callable[..., tuple[int, str, str]]
+TINY = ("--model", "gpt:2,64,2,256", "--seq", "32", "--precision", "fp32", "--device", "cpu")
+
+
+@pytest.fixture
+def remat(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Command:
+    """Run the command line in this process: its exit code, stdout and stderr."""
+    for name, value in settings.environment().items():
+        monkeypatch.setenv(name, value)
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["remat", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capfd.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+def results(out: str) -> list[RunResult]:
+    """stdout as RunResults; anything else on it is an error."""
+    return [RunResult.model_validate_json(line) for line in out.splitlines()]
+
+
+def test_predict_prints_one_result_a_combination(remat: Command) -> None:
+    code, out, err = remat(
+        "predict", *TINY, "--checkpointing", "none,per-layer", "--attention", "standard,flash", "--json"
+    )
+    assert (code, err) == (0, "")
+    found = [(result.spec.checkpointing, result.spec.attention, result.method) for result in results(out)]
+    combinations = [("none", "standard"), ("none", "flash"), ("per-layer", "standard"), ("per-layer", "flash")]
+    assert found == [(*pair, "closed-form") for pair in combinations]
+
+
+def test_predict_shows_a_table(remat: Command) -> None:
+    code, out, _ = remat("predict", *TINY, "--checkpointing", "none,per-layer")
+    assert code == 0
+    assert "per-layer" in out
+    assert "MiB" in out
+
+
+def test_a_simulated_prediction_asks_the_runner(remat: Command) -> None:
+    code, out, _ = remat("predict", *TINY, "--method", "simulated", "--json")
+    assert code == 0
+    assert results(out)[0].method == "simulated"
+
+
+def test_measure_records_unless_told_not_to(remat: Command, database: object, board: object) -> None:
+    code, out, _ = remat("measure", *TINY, "--seq", "8,16", "--json")
+    assert code == 0
+    assert [result.spec.seq for result in results(out)] == [8, 16]
+    code, _, _ = remat("measure", *TINY, "--no-save", "--json")
+    assert code == 0
+    with database.read() as session:  # type: ignore[attr-defined]
+        stored = list(runs.every(session, runs.Filters()))
+    assert [result["id"] for result in stored] == [result.id for result in results(out)]
+    assert {result["job_id"] for result in stored} == {None}
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        pytest.param(("predict", "--model", "nope"), "model", id="unknown model"),
+        pytest.param(("predict", "--micro-batch", "0"), "micro_batch", id="zero"),
+        pytest.param(("predict", "--micro-batch", "x"), "micro_batch", id="no integer"),
+        pytest.param(("predict", "--seq", "1.5"), "seq", id="fraction"),
+        pytest.param(("predict", "--seq", ","), "seq", id="no value"),
+        pytest.param(("predict", "--dropout", "nan"), "dropout", id="NaN"),
+        pytest.param(("predict", "--checkpointing", "every-0"), "checkpointing", id="every-0"),
+        pytest.param(("predict", "--compile", "maybe"), "compile", id="no boolean"),
+        pytest.param(("predict", "--mode", "inference", "--dropout", "0.1"), "dropout, mode", id="two fields"),
+        pytest.param(("predict", "--seq", ",".join(map(str, range(1, 600)))), "vary", id="too many"),
+        pytest.param(("predict", "--model", "./missing.json"), "model", id="missing config"),
+        pytest.param(("measure", "--gpu", "abacus"), "gpu", id="unknown GPU"),
+        pytest.param(("predict", "--batch", "1"), "--batch", id="unknown flag"),
+        pytest.param(("predict", "--method", "guessed"), "--method", id="unknown method"),
+    ],
+)
+def test_bad_input_is_exit_2_and_names_the_field(remat: Command, words: tuple[str, ...], field: str) -> None:
+    code, out, err = remat(*words)
+    assert (code, out) == (2, "")
+    assert field in err
+    assert "Traceback" not in err
+
+
+def test_a_failed_run_is_exit_1(
+    remat: Command, monkeypatch: pytest.MonkeyPatch, make_settings: Callable[..., Settings]
+) -> None:
+    command = " ".join((sys.executable, str(Path(__file__).parent / "fake_runner.py"), "fail"))
+    monkeypatch.setenv("REMAT_RUNNER_COMMAND", command)
+    code, out, err = remat("measure", *TINY, "--json")
+    assert code == 1
+    assert results(out)[0].outcome == "failed"
+    assert "it was told to" in err
+
+
+def test_a_runner_that_dies_fails_its_run_and_the_rest_go_on(remat: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = " ".join((sys.executable, str(Path(__file__).parent / "fake_runner.py"), "die"))
+    monkeypatch.setenv("REMAT_RUNNER_COMMAND", command)
+    code, out, _ = remat("measure", *TINY, "--seq", "8,16", "--json")
+    assert code == 1
+    assert ["SIGKILL" in str(result.error) for result in results(out)] == [True, True]
+
+
+def test_a_model_may_be_a_config_file(remat: Command, tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False, "hidden_act": "silu",
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    code, out, err = remat("predict", "--model", str(tmp_path / "config.json"), "--seq", "32", "--json")
+    assert (code, err) == (0, "")
+    assert results(out)[0].spec.architecture.layers == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "models"),
+    [
+        ("gpt2,llama-tiny", ["gpt2", "llama-tiny"]),
+        ("gpt:2,64,2,256", ["gpt:2,64,2,256"]),
+        ("gpt:2,64,2,gpt2", ["gpt:2,64,2", "gpt2"]),
+    ],
+)
+def test_commas_inside_a_model_are_its_own(text: str, models: list[str]) -> None:
+    spec, vary = grid({"model": text})
+    assert (vary.get("model") or [spec["model"]]) == models
+
+
+def test_export(remat: Command) -> None:
+    remat("measure", *TINY, "--seq", "8,16", "--json")
+    code, out, _ = remat("runs", "export", "--method", "measured")
+    assert code == 0
+    assert [row["spec.seq"] for row in csv.DictReader(io.StringIO(out))] == ["8", "16"]
+
+
+def test_doctor_tells_what_is_there(remat: Command) -> None:
+    code, out, _ = remat("doctor")
+    assert code == 0
+    for word in ("SQLite", "database", "disk", "torch", "device"):
+        assert word in out
+
+
+def test_doctor_says_that_the_runner_is_broken(remat: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REMAT_RUNNER_COMMAND", f"{sys.executable} -c 'raise SystemExit(3)'")
+    code, out, _ = remat("doctor")
+    assert code == 1
+    assert "exit code 3" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("REMAT_HOST", "0.0.0.0", "REMAT_TOKEN"),
+        ("REMAT_PORT", "99999", "REMAT_PORT"),
+        ("REMAT_TOKEN", "short", "REMAT_TOKEN"),
+    ],
+)
+def test_a_wrong_setting_is_refused_before_serving(
+    remat: Command, monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    code, out, err = remat("serve")
+    assert (code, out) == (2, "")
+    assert says in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_database_that_cannot_be_used_is_one_line(remat: Command, settings: Settings) -> None:
+    settings.database_path.write_bytes(b"not a database" * 500)
+    code, _, err = remat("serve", "--no-worker")
+    assert code == 1
+    assert "not a database" in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
+def test_no_server_is_one_line(remat: Command) -> None:
+    code, out, err = remat("jobs", "list", "--url", "http://127.0.0.1:9")
+    assert (code, out) == (1, "")
+    assert "does not answer" in err

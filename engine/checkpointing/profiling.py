@@ -43,7 +43,8 @@ def _traced(spec: RunSpec) -> tuple[tuple[Tape, ...], int]:
     from engine.simulate import simulate  # here, since a run is built with a policy, and this policy asks for a run
     from engine.training import build
 
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.random.fork_rng():
+    with torch.random.fork_rng(), FakeTensorMode(allow_non_fake_inputs=True):
+        saved = simulate(spec)[0].memory.saved_activation_bytes or 0
         training = build(spec, CPU, initialised=False)
         recorders = [_TracedBlock(block) for block in training.blocks]
         assert isinstance(training.model, HuggingFaceModel)
@@ -55,8 +56,7 @@ def _traced(spec: RunSpec) -> tuple[tuple[Tape, ...], int]:
     for recorder in recorders:
         assert recorder.tape is not None
         tapes.append(next((tape for tape in tapes if tape == recorder.tape), recorder.tape))
-    result, _ = simulate(spec)
-    return tuple(tapes), result.memory.saved_activation_bytes or 0
+    return tuple(tapes), saved
 
 
 class _TracedBlock(nn.Module):

@@ -305,13 +305,26 @@ class Recording(TorchDispatchMode):
                 self._note(storage, value)
 
 
+_depth = 0
+
+
+def replaying() -> bool:
+    """Whether ops run again now: what they do is recomputation, whichever module they once ran in."""
+    return _depth > 0
+
+
 def unpack(saved: Any) -> Tensor:
     """What backward asks for: a kept tensor, one that outer hooks keep, or a value made again."""
+    global _depth
     if isinstance(saved, Tensor):
         return saved
     if isinstance(saved, View):
-        with torch.no_grad(), torch.autocast(saved.device, enabled=False):
-            return saved.restore()
+        _depth += 1
+        try:
+            with torch.no_grad(), torch.autocast(saved.device, enabled=False):
+                return saved.restore()
+        finally:
+            _depth -= 1
     packed, outer_unpack = saved
     tensor: Tensor = outer_unpack(packed)
     return tensor

@@ -149,7 +149,7 @@ def _trace(members: Sequence[Point], plane: Plane, kind: Kind, colour: str) -> T
         "cliponaxis": False,
         "marker": {
             "symbol": "x-thin" if kind == "oom" else symbol(members[0].policy, hollow),
-            "size": 12,
+            "size": 16 if hollow else 11,  # an exact prediction shows as an outline around its run
             "color": colour,
             "opacity": 1,
             "line": {"color": outline[0], "width": outline[1]},
@@ -202,7 +202,7 @@ def _knee(point: Point | None, plane: Plane) -> list[Trace]:
     if point is None:
         return []
     x, y = plane.place(point)
-    ring = {"symbol": "circle-open", "size": 24, "color": "--accent", "line": {"color": "--accent", "width": 2}}
+    ring = {"symbol": "circle-open", "size": 28, "color": "--accent", "line": {"color": "--accent", "width": 2}}
     return [
         {
             "type": "scatter",

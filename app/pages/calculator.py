@@ -8,9 +8,10 @@ from functools import lru_cache
 from typing import Any
 
 from pydantic import ValidationError
+from starlette.datastructures import QueryParams
 
 from app.charts.bars import Segment, full_width, segments
-from app.pages.form import COMMON_POLICIES, Draft, field_errors, query_of
+from app.pages.form import COMMON_POLICIES, Draft, draft, field_errors, form_fields, parse, query_of
 from engine.catalog import Gpu, gpu
 from engine.closed_form import predict
 from engine.errors import SpecError
@@ -71,6 +72,18 @@ class Answer:
         return next((row for row in known if row.fits), min(known, key=lambda row: row.peak_bytes or 0, default=None))
 
 
+def read_calculator(query: QueryParams) -> Draft:
+    """The query over the defaults, one value a field: of several the first counts, and a list is refused."""
+    typed = {key: values[:1] for key, values in parse(query).values.items() if key in form_fields()}
+    if "gpu" in query and "gpu" not in typed:
+        typed["gpu"] = []  # left blank on purpose
+    asked = draft({**DEFAULTS, **typed})
+    if not asked.errors and len(asked.runs) != 1:
+        several = next(iter(asked.payload["vary"]), "model")
+        asked.errors[several] = "one value here; a benchmark can compare several"
+    return asked
+
+
 def closed_form(spec: RunSpec) -> tuple[RunResult | None, str | None]:
     """The prediction, or the reason why this spec has none."""
     return _closed_form(spec.model_dump_json())
@@ -84,15 +97,15 @@ def _closed_form(spec_json: str) -> tuple[RunResult | None, str | None]:
         return None, error.message
 
 
-def answer(draft: Draft) -> Answer | None:
-    """The table for a draft whose fields hold one value each; None, with draft.errors set, for a refused one."""
-    if draft.errors or not draft.runs:
+def answer(asked: Draft) -> Answer | None:
+    """The table for a draft whose fields hold one value each; None, with asked.errors set, for a refused one."""
+    if asked.errors or not asked.runs:
         return None
-    base = draft.runs[0]
+    base = asked.runs[0]
     try:
         rows = [(policy, *_predicted(base, policy)) for policy in _policies(base)]
     except (ValidationError, SpecError) as error:
-        draft.errors |= field_errors(error)
+        asked.errors |= field_errors(error)
         return None
     card = gpu(base.gpu) if base.gpu else None
     limit = card.memory_bytes if card else None

@@ -12,8 +12,8 @@ from fastapi.responses import JSONResponse, Response
 from app.db import runs
 from app.jobs import queue
 from app.pages.access import database, prefix
-from app.pages.calculator import DEFAULTS, MORE_FIELDS, Answer, answer
-from app.pages.form import EXAMPLE, Draft, draft, form_fields, parse, query_of
+from app.pages.calculator import DEFAULTS, MORE_FIELDS, Answer, answer, read_calculator
+from app.pages.form import EXAMPLE, Draft, form_fields, query_of
 from app.pages.jobs import job_view
 from app.pages.labels import usable_models
 from app.pages.render import address, page
@@ -55,6 +55,7 @@ def home(request: Request) -> Response:
         "curve": _latest_curve(request),
         "example": EXAMPLE,
         "idempotency_key": uuid4().hex,
+        "plan_url": prefix(request) + address("/plan", query) if base and base.gpu else None,
         "machine_form": prefix(request) + address("/calculator.json", query),
     }
     made = page(request, "home.html", context, block="answer", status=422 if asked.errors else 200)
@@ -82,15 +83,7 @@ def calculator_json(request: Request) -> Response:
 
 
 def _calculate(request: Request) -> tuple[Draft, Answer | None]:
-    """The query over the defaults, one value a field; the first of several counts."""
-    typed = {key: values[:1] for key, values in parse(request.query_params).values.items()}
-    known = {key: values for key, values in typed.items() if key in form_fields()}
-    if "gpu" in request.query_params and "gpu" not in typed:
-        known["gpu"] = []
-    asked = draft({**DEFAULTS, **known})
-    if not asked.errors and len(asked.runs) != 1:
-        several = next(iter(asked.payload["vary"]), "model")
-        asked.errors[several] = "one value here; a benchmark can compare several"
+    asked = read_calculator(request.query_params)
     return asked, answer(asked)
 
 

@@ -28,7 +28,7 @@ MAX_RANKS = 16  # processes that one machine runs for one measurement
 def measure_ranks(spec: RunSpec, device: str, progress: Progress) -> tuple[RunResult, Timeline | None]:
     """Measure `spec` on `world_size` processes of this machine.
 
-    Raises UnsupportedError for more ranks than fit, RunError if a rank fails or dies; then none is left.
+    Raises UnsupportedError for more ranks or other offloading than it can run, RunError if a rank fails or dies; then none is left.
     """
     if spec.world_size > MAX_RANKS:
         raise UnsupportedError(
@@ -37,6 +37,14 @@ def measure_ranks(spec: RunSpec, device: str, progress: Progress) -> tuple[RunRe
     if device == "cuda" and spec.world_size > torch.cuda.device_count():
         raise UnsupportedError(
             "world_size", f"{spec.world_size} ranks need as many GPUs; this machine has {torch.cuda.device_count()}"
+        )
+    places = (spec.offload_parameters, spec.offload_optimizer, spec.offload_activations)
+    fsdp_offloads = device == "cuda" and spec.sharding == "zero-3" and places == ("cpu", "cpu", "none")
+    if set(places) != {"none"} and not fsdp_offloads:
+        raise UnsupportedError(
+            "world_size, offload_*",
+            "ranks are measured with offloading only as zero-3 on CUDA with offload_parameters=cpu and "
+            "offload_optimizer=cpu (FSDP2's policy); measure other offloading with world_size=1",
         )
     with tempfile.TemporaryDirectory(prefix="remat-ranks-") as folder:
         ranks = [_start(spec, device, rank, folder) for rank in range(spec.world_size)]

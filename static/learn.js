@@ -44,7 +44,7 @@ function startPlayer(place) {
   }
   function play() {
     if (at === frames.length - 1) go(0);
-    timer = setInterval(() => go(at + 1), PACE_MS);
+    timer = setInterval(() => (place.isConnected ? go(at + 1) : pause()), PACE_MS);
     button("play").textContent = "Pause";
   }
   const actions = { play: () => (timer ? pause() : play()), back: () => { pause(); go(at - 1); }, next: () => { pause(); go(at + 1); } };
@@ -88,5 +88,13 @@ const PICTURES = {
   },
 };
 
+function startPlayers() {
+  for (const place of document.querySelectorAll("[data-player]:not([data-started])")) {
+    place.dataset.started = "true";
+    startPlayer(place);
+  }
+}
+
 addSliders();
-for (const place of document.querySelectorAll("[data-player]")) startPlayer(place);
+startPlayers();
+document.addEventListener("htmx:after:swap", startPlayers);

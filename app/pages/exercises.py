@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import Response
 
+from app.api import predictions
+from app.errors import AppError
 from app.pages.figures import figure, show, show_both
 from app.pages.form import query_of
 from app.pages.mathml import mathml
 from app.pages.render import address, page, templates
+from app.services import Needs, Services
 from engine.errors import SpecError
 from engine.exercises import EXERCISES, Check, Exercise, Solution, check_answer, solve
+from engine.exercises.exercise import Lines
 
 router = APIRouter(include_in_schema=False)
 
-CONTROLS = ("answer", "key", "solution")
-"""Query keys that are not inputs: what the reader answered, to which question, and whether the solution waits."""
+CONTROLS = ("answer", "key", "solution", "simulate")
+"""Query keys that are not inputs: what the reader answered, to which question, whether the solution waits, and whether
+to simulate points for the chart."""
 
 Number = Annotated[int, Path(ge=1, le=len(EXERCISES))]
 
@@ -33,13 +39,15 @@ def index(request: Request) -> Response:
 
 
 @router.get("/exercises/{number}")
-def exercise_page(request: Request, number: Number) -> Response:
+def exercise_page(request: Request, number: Number, needs: Needs) -> Response:
     """One exercise with the inputs in the query string."""
     exercise = EXERCISES[number]
     query = dict(request.query_params)
     controls = {name: query.pop(name, "").strip() for name in CONTROLS}
     typed = _joined(exercise, request, query)
     solution, error, verdict = _solved(exercise, typed, controls)
+    if solution and controls["simulate"] and exercise.simulate:
+        solution, error = _with_points(exercise, solution, needs)
     tried = verdict is not None and verdict.verdict != "unreadable"
     context = {
         "here": "/exercises",
@@ -79,6 +87,23 @@ def _solved(
     except SpecError as error:
         return None, error, None
     return solution, None, checked
+
+
+def _with_points(exercise: Exercise, solution: Solution, needs: Services) -> tuple[Solution, SpecError | None]:
+    """The solution with simulated points on its first chart, or as it was with the reason why there are none."""
+    assert exercise.simulate is not None
+    chart = solution.charts[0]
+    try:
+        points = exercise.simulate(
+            solution.inputs, lambda spec: predictions.simulated(needs.database, needs.simulator, spec)
+        )
+    except SpecError as error:
+        return solution, error
+    except AppError as error:
+        return solution, SpecError("simulate", str(error))
+    assert isinstance(chart, Lines)
+    drawn = replace(chart, series=(*chart.series, points))
+    return replace(solution, charts=[drawn, *solution.charts[1:]]), None
 
 
 def _links(solution: Solution) -> dict[str, Any]:

@@ -11,14 +11,19 @@ from app.charts.figure import CATEGORIES
 from engine.exercises.exercise import Bars, Lines, Series, Unit
 from engine.units import GIB, KIB, MIB, format_bytes, format_count, format_seconds
 
-WIDE, NARROW = (680, 360), (340, 300)
+Size = tuple[int, int]
+
+WIDE, NARROW, ACROSS = (680, 360), (340, 300), (1080, 360)
+"""Papers: beside a form, on a phone, over the whole page."""
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 44
 
 
-def show(value: float | None, unit: Unit | None) -> str:
-    """A value as a person reads it."""
+def show(value: float | str | None, unit: Unit | None) -> str:
+    """A value as a person reads it; words stand for themselves."""
     if value is None:
         return "–"
+    if isinstance(value, str):
+        return value
     if unit == "B":
         return format_bytes(value)
     if unit == "s":
@@ -141,13 +146,13 @@ class _Axis:
         return shown.replace(".00 ", " ").replace(".0 ", " ")
 
 
-def curves(lines: Lines) -> Curves:
-    """Lay a line figure out on both papers."""
+def curves(lines: Lines, wide: Size = WIDE) -> Curves:
+    """Lay a line figure out on a wide and on a narrow paper."""
     return Curves(
         lines.title,
         lines.x_label,
         lines.y_label,
-        [_plot(lines, "wide", *WIDE), _plot(lines, "narrow", *NARROW)],
+        [_plot(lines, "wide", *wide), _plot(lines, "narrow", *NARROW)],
         lines,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from app.pages.figures import curves, stacked
+from app.pages.figures import ACROSS, curves, stacked
 from app.pages.form import query_of
 from engine.architecture import resolve_model
 from engine.catalog import gpu, gpus
@@ -144,7 +144,8 @@ def replayed(inputs: Inputs) -> dict[str, Any]:
                 Series("Peak", ((alive.index(max(alive)) + 1, max(alive)),), "mark", (f"peak {max(alive):g}",)),
             ),
             x_unit="layers",
-        )
+        ),
+        ACROSS,
     )
     return {
         "frames": [
@@ -200,7 +201,8 @@ def flash(inputs: Inputs) -> dict[str, Any]:
         "at": at,
         "tokens": inputs["tokens"],
         "curve": curves(
-            Lines("Activations one layer keeps", "Sequence length", "Bytes", "B", tuple(colours), "tokens", True, True)
+            Lines("Activations one layer keeps", "Sequence length", "Bytes", "B", tuple(colours), "tokens", True, True),
+            ACROSS,
         ),
         "slopes": {kind: _slope(lengths, values) for kind, values in kept.items()},
         "verify": query_of(

@@ -20,6 +20,9 @@ _TOKEN = re.compile(
 _RELATIONS = {"=", "≈", "<", ">", "≤", "≥", "→"}
 
 
+_SPACE = '<mspace width="0.25em"></mspace>'
+
+
 class _Parser:
     def __init__(self, text: str) -> None:
         self.tokens = [(str(m.lastgroup), m[str(m.lastgroup)]) for m in _TOKEN.finditer(text) if m[0].strip()]
@@ -59,7 +62,7 @@ class _Parser:
                 self.take()
                 parts = [f"<mfrac><mrow>{_unwrapped(parts)}</mrow><mrow>{_unwrapped([self.item()])}</mrow></mfrac>"]
             elif bare and self._starts_item():
-                parts += ['<mspace width="0.25em"></mspace>', self.item()]
+                parts += ["" if self.next == "(" else _SPACE, self.item()]
             else:
                 return "".join(parts)
 

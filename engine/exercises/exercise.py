@@ -58,7 +58,7 @@ class Input:
             number = int(written) if isinstance(self.default, int) else float(written)
         except ValueError:
             raise refused from None
-        if not (math.isfinite(number) and self.minimum <= number <= self.maximum):
+        if not self.minimum <= number <= self.maximum:  # false for NaN, and for infinities
             raise refused
         return number
 
@@ -162,6 +162,8 @@ class Exercise:
     solve: Callable[[Inputs], Solution]
     objective: str = ""
     """The Learn page that explains it."""
+    simulate: Callable[[Inputs, Callable[[RunSpec], RunResult]], Series] | None = None
+    """Points for the first chart, each a simulation of the real model by the given function."""
 
     def parse(self, query: Mapping[str, Any]) -> dict[str, Value]:
         """Every input, from `query` or by default. Raises SpecError for an unknown name or a refused value."""

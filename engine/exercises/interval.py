@@ -8,12 +8,13 @@ is back at a time: peak(k) = (L/k)·b + k·a, least at k* = √(L·b/a) (derivat
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 from engine.closed_form import predict
 from engine.closed_form.block import block_tape, context_of
 from engine.closed_form.tape import total_bytes
-from engine.errors import UnsupportedError
+from engine.errors import SpecError, UnsupportedError
 from engine.exercises.exercise import (
     Exercise,
     Guess,
@@ -75,6 +76,19 @@ def exact_curve(inputs: Inputs) -> tuple[int, ...]:
     return _exact_curve(tuple(inputs[name] for name in ("layers", "hidden", "heads", "batch", "seq", "attention")))
 
 
+def simulated_points(inputs: Inputs, simulate: Callable[[RunSpec], RunResult]) -> Series:
+    """The real model simulated with k = 1, the best k and √L: few, for each takes seconds.
+
+    Raises SpecError with a ratio of one's own, for which there is no model.
+    """
+    if inputs["ratio"] != 0:
+        raise SpecError("ratio", "only a real block can be simulated: set it to 0")
+    curve = exact_curve(inputs)
+    chosen = sorted({1, curve.index(min(curve)) + 1, round(math.sqrt(inputs["layers"]))})
+    peaks = [(k, activation_peak(simulate(spec_of(inputs, f"every-{k}")))) for k in chosen]
+    return Series("Simulated", tuple(peaks), "hollow", tuple(f"simulated, k = {k}" for k in chosen))
+
+
 def nested_peak(inputs: Inputs) -> int | None:
     """Predicted peak of activations with recursive checkpointing; None where the closed form does not know it."""
     try:
@@ -127,7 +141,7 @@ def solve(inputs: Inputs) -> Solution:
         ),
         Step(
             "Only whole intervals exist; trying all of them"
-            + (" with the predictor, gradients in flight included," if real else " in the formula"),
+            + (" with the predictor, gradients in flight included:" if real else " in the formula:"),
             f"peak({discrete})",
             minimum,
             "B",
@@ -220,7 +234,7 @@ EXERCISE = Exercise(
             slider=True,
         ),
         *shape_inputs(hidden=1024, heads=16, batch=4, seq=1024),
-        Input("attention", "Attention", "flash", "standard makes a larger", choices=("flash", "standard")),
+        Input("attention", "Attention", "flash", "standard: a layer holds more", choices=("flash", "standard")),
     ),
     asked={
         "sqrt_k": "The interval by the square-root rule",
@@ -229,5 +243,6 @@ EXERCISE = Exercise(
         "minimum_bytes": "Peak activations at the best interval",
     },
     solve=solve,
+    simulate=simulated_points,
     objective="sqrt",
 )  # fmt: skip

@@ -98,7 +98,7 @@ def _steps(inputs: Inputs, arch: Architecture, results: dict[str, RunResult]) ->
         ),
         Step(
             "Optimizer states on the device"
-            + (" (they are in host memory)." if a.at_peak.optimizer_states == 0 else ""),
+            + (": none, they are on the host." if a.at_peak.optimizer_states == 0 else "."),
             "master copy + two moments",
             a.at_peak.optimizer_states,
             "B",
@@ -131,7 +131,10 @@ def solve(inputs: Inputs) -> Solution:
     results = {side: predict(spec_of(inputs, side)) for side in SIDES}
     standard, flash = (peak_bytes(results[side]) for side in "ab")
     longest: list[tuple[str | float | None, ...]] = [
-        (f"{SIDES[side][0]}{where}", *(longest_sequence(placed, side, card) for card in CARDS.values()))
+        (
+            f"{SIDES[side][0]}{where}",
+            *(longest_sequence(placed, side, card) or "does not fit" for card in CARDS.values()),
+        )
         for where, placed in (
             ("", {**inputs, "offload_optimizer": "none"}),
             (", optimizer on the CPU", {**inputs, "offload_optimizer": "cpu"}),
@@ -152,7 +155,7 @@ def solve(inputs: Inputs) -> Solution:
         f"Flash without checkpointing would peak at {format_bytes(swapped[0])}, checkpointing without flash at "
         f"{format_bytes(swapped[1])}: the two techniques remove different tensors.",
     ]
-    if not any(any(row[1:]) for row in longest[:2]):
+    if all(cell == "does not fit" for row in longest[:2] for cell in row[1:]):
         notes.append(
             "With everything on the card no length fits any of the three: weights, gradients and optimizer states "
             "alone are larger. With the optimizer on the CPU, or a leaner precision, the table below fills."

@@ -1,0 +1,40 @@
+"""What is not documented does not exist: every setting, route and flag stands in docs/."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+from app.cli import app
+from app.main import create_app
+from app.settings import Settings
+
+DOCS = Path(__file__).parents[2] / "docs"
+CLI = (DOCS / "cli.md").read_text()
+API = (DOCS / "api.md").read_text()
+
+
+def flags(command: click.Command) -> Iterator[str]:
+    for parameter in command.params:
+        yield from (name for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("--"))
+    for nested in getattr(command, "commands", {}).values():
+        yield from flags(nested)
+
+
+@pytest.mark.parametrize("name", [f"REMAT_{name.upper()}" for name in Settings.model_fields])
+def test_every_setting(name: str) -> None:
+    assert f"`{name}`" in CLI
+
+
+@pytest.mark.parametrize("flag", sorted(set(flags(typer.main.get_command(app))) - {"--help"}))
+def test_every_flag(flag: str) -> None:
+    assert f"`{flag}`" in CLI
+
+
+@pytest.mark.parametrize("path", create_app(Settings(data_dir=Path("/nonexistent"))).openapi()["paths"])
+def test_every_route(path: str) -> None:
+    assert f" {path}`" in API

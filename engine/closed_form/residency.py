@@ -28,6 +28,9 @@ class Residency:
     parameters: int
     working_parameters: int
     """Unsharded or fetched copies of the blocks at work."""
+    buffers: int
+    """What collectives need: for ZeRO-1 and ZeRO-2 the largest unit (a block, or the rest), whole and sliced; for
+    FSDP2 a gathered block before it is copied out, and a block's gradients before and after they are scattered."""
     states: int
     gradient_share: float
     """What stays of a gradient once its block's backward is over."""
@@ -75,6 +78,7 @@ def residency(spec: RunSpec) -> Residency:
     return Residency(
         parameters=on_device,
         working_parameters=working,
+        buffers=_collective_bytes(stage, ranks, blocks // arch.layers, weights - blocks),
         states=states if lower == "none" else 0,
         gradient_share=1 / ranks if stage >= 2 else 1.0,
         gradients_leave=lower != "none",
@@ -82,6 +86,12 @@ def residency(spec: RunSpec) -> Residency:
         nvme=nvme,
         nvme_written=written,
     )
+
+
+def _collective_bytes(stage: int, ranks: int, block: int, rest: int) -> int:
+    if stage == 0 or (stage == 3 and ranks == 1):
+        return 0
+    return (2 * block if stage == 3 else max(block, rest)) + (block if stage == 3 else max(block, rest)) // ranks
 
 
 def block_bytes(arch: Architecture, dtype: str) -> int:

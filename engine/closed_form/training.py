@@ -75,6 +75,7 @@ def walk_step(spec: RunSpec) -> Step:
     buffers = rotary_buffer_bytes(arch, spec.seq + spec.new_tokens, recipe.weight)
     meter.add("parameters", place.parameters + buffers)
     meter.add("optimizer_states", place.states)
+    meter.add("temporaries", place.buffers)
     if accumulated:
         meter.add("gradients", int(gradient_bytes * place.gradient_share))
     meter.add("parameters", place.working_parameters)

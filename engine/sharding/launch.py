@@ -28,7 +28,8 @@ MAX_RANKS = 16  # processes that one machine runs for one measurement
 def measure_ranks(spec: RunSpec, device: str, progress: Progress) -> tuple[RunResult, Timeline | None]:
     """Measure `spec` on `world_size` processes of this machine.
 
-    Raises UnsupportedError for more ranks or other offloading than it can run, RunError if a rank fails or dies; then none is left.
+    Raises UnsupportedError for more ranks or other offloading than it can run, RunError if a rank fails or dies; then
+    none is left.
     """
     if spec.world_size > MAX_RANKS:
         raise UnsupportedError(

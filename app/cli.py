@@ -1,4 +1,4 @@
-"""The command line: `remat serve | worker | predict | measure | jobs | runs | doctor`. Flags are RunSpec's keys."""
+"""The command line. Flags of what runs are RunSpec's keys; see docs/cli.md."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from app.cli_exercise import SETTINGS as EXERCISE_SETTINGS
 from app.cli_exercise import work_out
 from app.cli_jobs import jobs
+from app.cli_plan import make_plan
 from app.errors import AppError
 from app.flags import grid, with_spec_flags
 from app.settings import Settings, read_settings
@@ -34,6 +35,7 @@ app = typer.Typer(
 runs = typer.Typer(help="Stored results.", no_args_is_help=True)
 app.add_typer(runs, name="runs")
 app.add_typer(jobs, name="jobs")
+app.command("plan")(make_plan)
 app.command("exercise", context_settings=EXERCISE_SETTINGS)(work_out)
 
 BAD_INPUT = 2

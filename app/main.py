@@ -11,7 +11,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.staticfiles import StaticFiles
 
 from app import login, pages, security
-from app.api import catalog, exercises, health, jobs, predictions, problems, reference, runs
+from app.api import catalog, exercises, health, jobs, plans, predictions, problems, reference, runs
 from app.db.migrate import open_database
 from app.jobs.simulator import Simulator
 from app.jobs.supervisor import Supervisor
@@ -55,7 +55,7 @@ def create_app(
         redirect_slashes=False,
     )
     api = APIRouter(prefix="/api/v1", responses=ERRORS)  # type: ignore[arg-type]
-    for module in (catalog, predictions, jobs, runs, exercises):
+    for module in (catalog, predictions, plans, jobs, runs, exercises):
         api.include_router(module.router)
     app.include_router(api)
     app.include_router(health.router)

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from engine.planning import Plan
 from engine.result import RunResult
 from engine.units import format_bytes, format_count, format_seconds
 
@@ -65,3 +66,23 @@ def jobs_table(jobs: Sequence[Json]) -> None:
         done = f"{job['runs_done']}/{job['runs_total']}"
         table.add_row(job["id"], job["status"], done, job["method"], job["created_at"][:19], job["name"] or "")
     Console().print(table)
+
+
+def plan_table(plan: Plan) -> None:
+    """The ladder, rung by rung, then the recommendation."""
+    table = Table("rung", "fits", box=None, pad_edge=False, header_style="bold")
+    for heading in ("peak memory", "step", "tokens per GPU"):
+        table.add_column(heading, justify="right")
+    for rung in plan.ladder:
+        peak, step = format_bytes(rung.device_peak_bytes), format_seconds(rung.step_seconds)
+        table.add_row(
+            rung.reason, "yes" if rung.fits else "no", peak, step, format_count(rung.tokens_per_second, "tok/s")
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    if plan.recommended is not None:
+        changed = plan.recommended.spec.model_dump(exclude_defaults=True)
+        flags = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in changed.items())
+        console.print(f"\nrecommended: {plan.recommended.reason}\n{flags}", markup=False)
+    for note in (*plan.warnings, plan.assumes):
+        console.print(f"note: {note}", style="dim", markup=False)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, Select, String, and_, func, or_, select, type_coerce
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.orm import Session
 
@@ -180,7 +180,7 @@ def _spec_is(key: str, text: str) -> ColumnElement[bool]:
 def _sort_key(sort: str) -> tuple[ColumnElement[Any], bool]:
     name = sort.removeprefix("-")
     if name == "created_at":
-        return func.coalesce(Run.created_at), sort.startswith("-")
+        return type_coerce(Run.created_at, String), sort.startswith("-")
     if name not in NUMBERS:
         raise SpecError("sort", f"one of created_at, {', '.join(NUMBERS)}; a - before it sorts descending")
     return func.json_extract(Run.numbers, f'$."{name}"'), sort.startswith("-")

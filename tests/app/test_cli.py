@@ -145,6 +145,17 @@ def test_commas_inside_a_model_are_its_own(text: str, models: list[str]) -> None
     assert (vary.get("model") or [spec["model"]]) == models
 
 
+def test_plan(remat: Command) -> None:
+    words = ("plan", "--model", "llama-2-7b", "--seq", "4096", "--gpu", "a100-80gb")
+    code, out, _ = remat(*words, "--gpus", "8", "--json")
+    assert code == 0
+    assert json.loads(out)["recommended"]["fits"]
+    code, out, _ = remat(*words, "--gpus", "8")
+    assert "recommended" in out
+    code, _, err = remat("plan", "--model", "llama-2-7b")
+    assert (code, err.startswith("gpu: ")) == (2, True)
+
+
 def test_export(remat: Command) -> None:
     remat("measure", *TINY, "--seq", "8,16", "--json")
     code, out, _ = remat("runs", "export", "--method", "measured")

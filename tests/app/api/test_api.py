@@ -246,6 +246,15 @@ def test_closed_form_prediction(client: TestClient) -> None:
     assert answer.json()["memory"]["device_peak_bytes"] > 0
 
 
+def test_a_plan(client: TestClient) -> None:
+    body = {"spec": {"model": "llama-2-7b", "seq": 4096}, "gpu": "h100-sxm", "gpus": 8}
+    plan = client.post("/api/v1/plans", json=body).json()
+    assert plan["recommended"]["fits"]
+    assert plan["ladder"]
+    refused = client.post("/api/v1/plans", json={**body, "gpu": "abacus"})
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "gpu")
+
+
 def test_simulated_predictions_are_kept(client: TestClient, settings: Settings) -> None:
     body = {"spec": {"model": "gpt-tiny", "seq": 8}, "method": "simulated"}
     first, second = (client.post("/api/v1/predictions", json=body).json() for _ in range(2))

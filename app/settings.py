@@ -8,7 +8,7 @@ import sys
 import tempfile
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -65,11 +65,6 @@ class Settings(BaseSettings):
     busy_seconds: Annotated[float, Field(gt=0, le=60)] = Field(
         default=15.0, description="How long a write waits for the database before it is answered 503."
     )
-    executor: Literal["local", "ray"] = Field(
-        default="local", description="Where jobs run: a process on this machine, or Ray Jobs."
-    )
-    ray_url: str = Field(default="http://127.0.0.1:8265", description="Address of the Ray dashboard (executor=ray).")
-    ray_token: SecretStr | None = Field(default=None, description="Bearer token of the Ray dashboard.")
     runner_command: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(sys.executable, "-m", "engine.runner"), description="The process that executes runs."
     )

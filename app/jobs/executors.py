@@ -1,6 +1,6 @@
 """Where runs execute. An executor starts a session, hands it requests, and reads events (docs/architecture.md).
 
-`local` is one `python -m engine.runner` process; `ray` (app/jobs/ray.py) speaks the same protocol to a cluster.
+`LocalExecutor` is one `python -m engine.runner` process. Another one needs only to speak the same protocol.
 """
 
 from __future__ import annotations

@@ -107,14 +107,10 @@ def last_heartbeat_seconds(session: Session) -> float | None:
     return None if latest is None else max((now() - latest).total_seconds(), 0.0)
 
 
-def executor_for(settings: Settings) -> Executor:
-    return LocalExecutor(settings.runner_command)
-
-
 def main(settings: Settings, *, lifeline: bool) -> None:
     """Run a worker until SIGTERM, SIGINT or, with `lifeline`, the end of stdin."""
     database = open_database(settings.data_dir, settings.busy_seconds)
-    worker = WorkerProcess(database, settings, executor_for(settings))
+    worker = WorkerProcess(database, settings, LocalExecutor(settings.runner_command))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.stop())
     if lifeline:

@@ -83,7 +83,7 @@ class OffloadedOptimizer:
         threads = max(1, torch.get_num_threads() // share)
         self.lane = Lane("remat-update", threads=threads, simulated=link.simulated)
         self.early = link.overlap and max_norm is None
-        self.buffers = Buffers(arena, LANDING_BUFFERS if self.early and accumulation == 1 else len(self.units))
+        self.landing_buffers = Buffers(arena, LANDING_BUFFERS if self.early and accumulation == 1 else len(self.units))
         self.landings: dict[Unit, Landing] = {}
         self.pending: list[Future[Any]] = []
         self.arithmetic_seconds = 0.0
@@ -102,7 +102,7 @@ class OffloadedOptimizer:
         with self.link.ledger.waiting():
             landing = self.landings.get(unit)
             if landing is None:
-                landing = self.landings[unit] = Landing(self.buffers.take(unit.layout.weight_bytes))
+                landing = self.landings[unit] = Landing(self.landing_buffers.take(unit.layout.weight_bytes))
             if index not in landing.arrived:
                 landing.copies.append(self.link.down(grad, landing.block, unit.layout.parameters[index][0].offset))
             else:
@@ -130,7 +130,7 @@ class OffloadedOptimizer:
         self.states.prefetch(unit)
         landing = self.landings.pop(unit)
         if self.link.simulated:
-            self.buffers.give(landing.block)
+            self.landing_buffers.give(landing.block)
             self.states.store(unit)
         self.pending.append(self.lane.submit(self._update, unit, landing))
 
@@ -144,7 +144,7 @@ class OffloadedOptimizer:
         gradients = self._gradients(unit, landing)
         self._apply([(slots[index], gradients[index]) for index in sorted(landing.arrived)])
         self.arithmetic_seconds += time.perf_counter() - start
-        self.buffers.give(landing.block)
+        self.landing_buffers.give(landing.block)
         copies = self.deliver(unit, slots)
         for copy in copies:
             copy.wait()

@@ -51,6 +51,13 @@ function follow(scope) {
   for (const log of scope.querySelectorAll("[data-follow]")) log.scrollTop = log.scrollHeight;
 }
 
-document.addEventListener("htmx:after:swap", () => { reveal(document); follow(document); });
+// One short sentence is announced after a change, not the whole table that changed.
+function say() {
+  const sentence = document.querySelector("[data-say]")?.dataset.say ?? "";
+  const said = document.getElementById("said");
+  if (sentence !== said.textContent) said.textContent = sentence;
+}
+
+document.addEventListener("htmx:after:swap", () => { reveal(document); follow(document); say(); });
 reveal(document);
 follow(document);

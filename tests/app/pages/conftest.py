@@ -108,7 +108,8 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[
     ids = run_ids(database)
     database.close()
     pages = {
-        "home": "/", "refused": "/?seq=0", "new": "/jobs/new?precision=bf16&steps=3", "jobs": "/jobs",
+        "home": "/", "plan": "/plan?model=llama-2-7b",
+        "refused": "/?seq=0", "new": "/jobs/new?precision=bf16&steps=3", "jobs": "/jobs",
         "job": f"/jobs/{job}",
         "explore": "/explore", "runs": "/runs", "run": f"/runs/{ids[0]}", "oom": f"/runs/{ids[4]}",
         "compare": f"/compare?ids={ids[0]}&ids={ids[2]}", "about": "/about", "missing": "/nowhere",

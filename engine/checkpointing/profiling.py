@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -22,6 +26,9 @@ from engine.closed_form.tape import Op, Tape, total_bytes
 from engine.closed_form.tape import Tensor as Row
 from engine.models.huggingface import HuggingFaceModel
 from engine.spec import RunSpec
+
+if TYPE_CHECKING:
+    from engine.training import Training
 
 CPU = torch.device("cpu")
 
@@ -39,24 +46,37 @@ def profile(spec: RunSpec) -> Profile:
 
 
 def _traced(spec: RunSpec) -> tuple[tuple[Tape, ...], int]:
-    """Tapes of every block, equal ones shared, and the bytes that a whole forward pass saves."""
-    from engine.simulate import simulate  # here, since a run is built with a policy, and this policy asks for a run
+    """Tapes of every block, equal ones shared, and the bytes that a whole forward pass saves.
+
+    On fake tensors; where an operator has no fake form or its sizes depend on values (experts), one real step.
+    """
+    from engine.observe import MemoryPass  # here, since a run is built with a policy, and this policy asks for a run
+    from engine.simulate import simulate
     from engine.training import build
 
-    with torch.random.fork_rng(), FakeTensorMode(allow_non_fake_inputs=True):
-        saved = simulate(spec)[0].memory.saved_activation_bytes or 0
-        training = build(spec, CPU, initialised=False)
-        recorders = [_TracedBlock(block) for block in training.blocks]
-        assert isinstance(training.model, HuggingFaceModel)
-        stack = training.model.block_lists[0]
-        for index, recorder in enumerate(recorders):
-            stack[index] = recorder
-        training.step(0)
-    tapes: list[Tape] = []
-    for recorder in recorders:
-        assert recorder.tape is not None
-        tapes.append(next((tape for tape in tapes if tape == recorder.tape), recorder.tape))
-    return tuple(tapes), saved
+    with torch.random.fork_rng():
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                saved = simulate(spec)[0].memory.saved_activation_bytes or 0
+                tapes = _trace_blocks(build(spec, CPU, initialised=False))
+        except (RuntimeError, DynamicOutputShapeException, DataDependentOutputException):
+            saved = MemoryPass(build(spec, CPU)).run(0)[0].saved_bytes()
+            tapes = _trace_blocks(build(spec, CPU))
+    shared: list[Tape] = []
+    for tape in tapes:
+        shared.append(next((other for other in shared if other == tape), tape))
+    return tuple(shared), saved
+
+
+def _trace_blocks(training: Training) -> list[Tape]:
+    assert isinstance(training.model, HuggingFaceModel)
+    recorders: list[_TracedBlock] = []
+    for stack in training.model.block_lists:
+        for index, block in enumerate(stack):
+            recorders.append(_TracedBlock(block))
+            stack[index] = recorders[-1]
+    training.step(0)
+    return [recorder.tape for recorder in recorders if recorder.tape is not None]
 
 
 class _TracedBlock(nn.Module):

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 
 from engine.attention.fused import efficient_cuda, flash_cpu, flash_cuda
@@ -34,7 +36,7 @@ def select_kernel(
         return (
             Kernel("tiled", tiled_attention) if dropout == 0.0 else _instead("tiled", "our tiled kernel has no dropout")
         )
-    raise UnsupportedError("attention", f"{name} is not here yet")
+    return _triton_kernel(device, head_dim, dropout)
 
 
 def _fused_kernel(device: torch.device, dtype: torch.dtype, head_dim: int, dropout: float) -> Kernel:
@@ -51,6 +53,20 @@ def _fused_kernel(device: torch.device, dtype: torch.dtype, head_dim: int, dropo
         efficient_cuda,
         "attention=flash: FlashAttention takes fp16 and bf16 only; in fp32 SDPA's memory-efficient kernel runs",
     )
+
+
+def _triton_kernel(device: torch.device, head_dim: int, dropout: float) -> Kernel:
+    if device.type != "cuda":
+        raise UnsupportedError("attention", f"the triton kernel needs a CUDA device, not {device}: use tiled")
+    if not find_spec("triton"):
+        raise UnsupportedError("attention", "the triton kernel needs the package triton: pip install 'remat[triton]'")
+    if dropout > 0.0:
+        return _instead("triton", "it has no dropout")
+    if head_dim > LARGEST_FLASH_HEAD:
+        return _instead("triton", f"it takes heads of at most {LARGEST_FLASH_HEAD}, not {head_dim}")
+    from engine.attention.triton import triton_attention  # an optional dependency
+
+    return Kernel("triton", triton_attention)
 
 
 def _instead(asked: str, reason: str) -> Kernel:

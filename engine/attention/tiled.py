@@ -7,7 +7,7 @@ exp(q·kᵀ/√D - lse). Saved for backward: q, k, v, the output, and lse = m + 
 
 A tile has up to LANES key heads of one sequence. The G query heads that share a key head are G times more rows of it,
 so grouped queries need no copy of K and V. Half precision is widened tile by tile: products and sums are fp32.
-Scratch is a few tiles, whatever the lengths; in half precision, backward also sums dK and dV in fp32.
+Scratch is a few tiles of at most SIDE², whatever the lengths; in half precision, backward also sums dK and dV in fp32.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from torch import Tensor
 
 from engine.attention.operators import empty_forward, register, rows_of_heads, wide
 
-KEYS = 256  # keys in a tile
-ROWS = 256  # rows in a tile: query positions times the query heads that share a key head
-LANES = 8  # key heads in a tile, which makes 2 MiB of fp32 scores: what the caches of two cores hold
+SIDE = 256
+"""Keys in a tile, and rows: query positions times the query heads that share a key head. Scores of one lane, 256 KiB
+in fp32, stay in a core's cache."""
+SMALLEST_SIDE = 64
+LANES = 4
+"""Key heads in a tile."""
 
 
 def tiled_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, dropout: float) -> Tensor:
@@ -37,10 +40,11 @@ def tiled_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, dropout: floa
 def tiled_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp (B, H, Sq)."""
     output, lse = empty_forward(q)
+    scratch = _scratch(q, k)
     for tile in _query_tiles(q, k, causal):
         queries = tile.read(q).mul_(q.shape[-1] ** -0.5)
         maximum = queries.new_full((*queries.shape[:2], 1), -torch.inf)
-        total, summed, scratch = torch.zeros_like(maximum), torch.zeros_like(queries), _scratch(queries)
+        total, summed = torch.zeros_like(maximum), torch.zeros_like(queries)
         for columns in tile.columns(k):
             scores = _shaped(scratch, queries, columns)
             torch.bmm(queries, tile.keys(k, columns).mT, out=scores)
@@ -64,11 +68,12 @@ def tiled_backward(
     dQ = dS·K/√D and dK = dSᵀ·Q/√D."""
     grad_q = rows_of_heads(q)
     sum_k, sum_v = (torch.zeros_like(x, dtype=wide(x.dtype)) for x in (k, v))
+    scratch, other = _scratch(q, k), _scratch(q, k)
     scale = q.shape[-1] ** -0.5
     for tile in _query_tiles(q, k, causal):
         queries, upstream, statistic = tile.read(q).mul_(scale), tile.read(grad), tile.read(lse.unsqueeze(-1))
         projection = tile.read(output).mul_(upstream).sum(-1, keepdim=True)
-        summed, scratch, other = torch.zeros_like(queries), _scratch(queries), _scratch(queries)
+        summed = torch.zeros_like(queries)
         for columns in tile.columns(k):
             keys = tile.keys(k, columns)
             scores = _shaped(scratch, queries, columns)
@@ -95,6 +100,8 @@ class _QueryTile:
     heads: slice
     rows: slice
     kv_heads: int
+    side: int
+    """Keys in a tile of keys."""
     last_seen: int | None
     """The last key that the first row sees; each further row sees one more. None = every row sees every key."""
 
@@ -121,8 +128,8 @@ class _QueryTile:
     def columns(self, k: Tensor) -> Iterator[slice]:
         """The tiles of keys that some row sees."""
         stop = k.shape[2] if self.last_seen is None else self.last_seen + self.rows.stop - self.rows.start
-        for start in range(0, stop, KEYS):
-            yield slice(start, min(start + KEYS, stop))
+        for start in range(0, stop, self.side):
+            yield slice(start, min(start + self.side, stop))
 
     def hide(self, scores: Tensor, columns: slice) -> None:
         """-inf where a row does not see a key; touches only tiles on the diagonal."""
@@ -134,18 +141,25 @@ class _QueryTile:
 
 def _query_tiles(q: Tensor, k: Tensor, causal: bool) -> Iterator[_QueryTile]:
     batch, kv_heads, keys, _ = k.shape
-    queries, positions = q.shape[2], max(1, ROWS * kv_heads // q.shape[1])
-    for sequence, head, start in itertools.product(
-        range(batch), range(0, kv_heads, LANES), range(0, queries, positions)
-    ):
+    side, positions = _sides(q, k)
+    starts = range(0, q.shape[2], positions)
+    for sequence, head, start in itertools.product(range(batch), range(0, kv_heads, LANES), starts):
         heads = slice(head, min(head + LANES, kv_heads))
-        rows = slice(start, min(start + positions, queries))
-        yield _QueryTile(sequence, heads, rows, kv_heads, start + keys - queries if causal else None)
+        rows = slice(start, min(start + positions, q.shape[2]))
+        yield _QueryTile(sequence, heads, rows, kv_heads, side, start + keys - q.shape[2] if causal else None)
 
 
-def _scratch(queries: Tensor) -> Tensor:
-    """Room for the scores of a tile of queries against KEYS keys, flat: an edge tile is then contiguous too."""
-    return queries.new_empty(queries.shape[0] * queries.shape[1] * KEYS)
+def _sides(q: Tensor, k: Tensor) -> tuple[int, int]:
+    """Keys and query positions in a tile. A short sequence has smaller ones: scratch stays a small share of it."""
+    side = min(SIDE, max(SMALLEST_SIDE, k.shape[2] // 8))
+    return side, max(1, side * k.shape[1] // q.shape[1])
+
+
+def _scratch(q: Tensor, k: Tensor) -> Tensor:
+    """Room for the scores of a tile, flat: a smaller tile at an edge is then contiguous too."""
+    side, positions = _sides(q, k)
+    rows = positions * q.shape[1] // k.shape[1]
+    return q.new_empty(min(LANES, k.shape[1]) * rows * side, dtype=wide(q.dtype))
 
 
 def _shaped(scratch: Tensor, queries: Tensor, columns: slice) -> Tensor:

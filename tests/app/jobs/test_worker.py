@@ -23,8 +23,15 @@ Until = Callable[..., None]
 
 def runners() -> list[psutil.Process]:
     """This process's fake runners and whatever they started."""
-    children = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in children if "fake_runner" in " ".join(child.cmdline()) or "sleep" in child.cmdline()]
+    return [child for child in psutil.Process().children(recursive=True) if _runs_for_us(child)]
+
+
+def _runs_for_us(process: psutil.Process) -> bool:
+    try:
+        command = " ".join(process.cmdline())
+        return process.status() != psutil.STATUS_ZOMBIE and ("fake_runner" in command or "sleep" in command)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_a_job_runs_to_its_end(board: Any, start_worker: StartWorker) -> None:
@@ -161,7 +168,7 @@ def test_a_killed_runner_is_replaced_and_the_job_goes_on(board: Any, start_worke
     until(lambda: board.results(job_id) and runners())
     (first,) = runners()
     os.kill(first.pid, signal.SIGKILL)
-    until(lambda: runners() and runners()[0].pid != first.pid)
+    until(lambda: any(runner.pid != first.pid for runner in runners()))
     time.sleep(0.5)
     assert any("SIGKILL" in line for line in board.lines(job_id))
     assert board.job(job_id).status == "running"

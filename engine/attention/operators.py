@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
+from engine.attention.flops import register_attention
+
 
 def empty_forward(q: Tensor) -> tuple[Tensor, Tensor]:
     """The output, shaped like q (B, H, Sq, D), and the log-sum-exp (B, H, Sq)."""
@@ -30,7 +32,7 @@ def rows_of_heads(x: Tensor) -> Tensor:
 
 
 def register(forward: CustomOpDef, backward: CustomOpDef) -> None:
-    """Fake implementations of both, and `backward` as the gradient of `forward`."""
+    """Fake implementations and FLOPs of both, and `backward` as the gradient of `forward`."""
 
     def fake_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
         return empty_forward(q)
@@ -51,3 +53,9 @@ def register(forward: CustomOpDef, backward: CustomOpDef) -> None:
     forward.register_fake(fake_forward)
     backward.register_fake(fake_backward)
     forward.register_autograd(gradient, setup_context=save)
+    register_attention(_packet(forward), _packet(backward))
+
+
+def _packet(operator: CustomOpDef) -> Any:
+    """torch.ops.remat.NAME."""
+    return getattr(torch.ops.remat, operator._name)

@@ -101,6 +101,12 @@ class Settings(BaseSettings):
     def _words(cls, value: object) -> object:
         return tuple(shlex.split(value)) if isinstance(value, str) else value
 
+    @field_validator("token", mode="before")
+    @classmethod
+    def _blank_is_none(cls, value: object) -> object:
+        """What a compose file passes on when the variable is not set."""
+        return None if value == "" else value
+
     @field_validator("token")
     @classmethod
     def _long_enough(cls, value: SecretStr | None) -> SecretStr | None:

@@ -188,6 +188,7 @@ def test_doctor_says_that_the_runner_is_broken(remat: Command, monkeypatch: pyte
 def test_a_wrong_setting_is_refused_before_serving(
     remat: Command, monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str
 ) -> None:
+    monkeypatch.setenv("REMAT_TOKEN", "")  # as a compose file passes on a variable that is not set
     monkeypatch.setenv(name, value)
     code, out, err = remat("serve")
     assert (code, out) == (2, "")

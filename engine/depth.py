@@ -51,7 +51,8 @@ def _pattern_period(arch: Architecture) -> int:
     if not runs_in_transformers(arch):
         return 1
     fields: Mapping[str, Any] = transformers_config(arch).to_dict()
-    patterns = [value for value in fields.values() if _is_per_layer(value, arch.layers)]
+    everywhere = list(range(arch.layers))  # which layers have something, not what each layer is
+    patterns = [value for value in fields.values() if _is_per_layer(value, arch.layers) and value != everywhere]
     return math.lcm(*(_period(pattern) for pattern in patterns)) if patterns else 1
 
 

@@ -139,19 +139,24 @@ class _Raw:
 def _cut(step: Step) -> list[tuple[str, list[tuple[int | None, list[_Raw]]]]]:
     """Sections of (block, raw events)."""
     sections: list[tuple[str, list[tuple[int | None, list[_Raw]]]]] = [("", [(None, [])])]
+    leaving = False  # forward has left the last block; what dies right then is still the block's doing
     for _, action, raw in _items(step):
         windows = sections[-1][1]
         if action == "phase":
             sections.append((raw.text, [(None, [])]))
-        elif action == "window":
+            leaving = False
+            continue
+        if action == "window":
             windows.append((raw.block, []))
-        else:
-            if raw.kind == "open" and raw.text == "forward":
-                windows.append((raw.block, []))
-            windows = sections[-1][1]
-            windows[-1][1].append(raw)
-            if raw.kind == "close" and raw.text == "forward" and raw.block == step.blocks - 1:
-                windows.append((None, []))
+            continue
+        if raw.kind == "open" and raw.text == "forward":
+            windows.append((raw.block, []))
+        elif leaving and raw.kind != "-":
+            windows.append((None, []))
+            leaving = False
+        windows[-1][1].append(raw)
+        if raw.kind == "close" and raw.text == "forward" and raw.block == step.blocks - 1:
+            leaving = True
     return sections
 
 

@@ -158,6 +158,8 @@ def transformers_config(arch: Architecture) -> Any:
         reason = " ".join(str(error).split())[:200]
         raise SpecError("model", f"transformers' {cls.__name__} refuses this config: {reason}") from error
     config.use_cache = False
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = config.pad_token_id or 0
     return config
 
 

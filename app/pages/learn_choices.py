@@ -19,6 +19,7 @@ from engine.closed_form.timing import transfers
 from engine.exercises.exercise import Bar, Bars, Input, build_spec, peak_bytes
 from engine.exercises.selective import cost, groups_of
 from engine.exercises.shapes import shape_inputs
+from engine.planning import Candidate, plan
 from engine.result import RunResult
 from engine.spec import RunSpec
 from engine.units import format_seconds
@@ -182,76 +183,65 @@ def _spec(inputs: Inputs, **changes: Any) -> RunSpec:
 
 
 LADDER_INPUTS = (
-    model_input("llama-3.1-8b"),
+    model_input("llama-2-7b"),
     gpu_input(),
-    Input("gpus", "GPUs", 8, "for the last rung", "", 1, 4096),
+    Input("gpus", "GPUs", 1, "", "", 1, 4096),
+    Input("host_gib", "Host memory, GiB", 512, "", "", 0, 65_536),
     Input("batch", "Micro-batch", 2, "", "B", 1, 4096),
     SEQ,
 )
 
-RUNGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("No checkpointing", "It fits: nothing to pay.", {"checkpointing": "none"}),
-    (
-        "Selective recomputation",
-        "It barely does not fit: drop what is large and cheap.",
-        {"checkpointing": "selective"},
-    ),
-    ("A checkpoint at every layer", "It does not fit: keep one input a layer.", {"checkpointing": "per-layer"}),
-    (
-        "Checkpoints, and the optimizer on the CPU",
-        "Forward and backward fit, the optimizer states do not.",
-        {"checkpointing": "per-layer", "offload_optimizer": "cpu"},
-    ),
-    (
-        "ZeRO-3 across the GPUs, with checkpoints and offload",
-        "Too large for one card: shard everything.",
-        {"checkpointing": "per-layer", "offload_optimizer": "cpu", "sharding": "zero-3"},
-    ),
-)
-"""The course's ladder: what is added, and when."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rung:
-    title: str
-    when: str
-    spec: RunSpec
-    peak_bytes: int
-    fits: bool
-    taken: bool
-    tokens_per_second: float | None
-
-    @property
-    def query(self) -> dict[str, Any]:
-        return query_of(self.spec.model_dump())
-
 
 def ladder(inputs: Inputs) -> dict[str, Any]:
-    """Every rung with its predicted peak; the first that fits is taken, the fastest that fits is recommended."""
+    """The planner's answer: every rung of the course's ladder, and the fastest configuration that fits."""
+    spec = build_spec(model=inputs["model"], micro_batch=inputs["batch"], seq=inputs["seq"])
+    found = plan(spec, inputs["gpu"], gpus=inputs["gpus"], host_memory_gib=inputs["host_gib"])
     card = gpu(inputs["gpu"])
-    rungs = list(_rungs(inputs))
-    fitting = [rung for rung in rungs if rung.fits]
+    rungs = [Rung(candidate, *_words(candidate.reason)) for candidate in found.ladder]
     return {
         "card": card,
         "rungs": rungs,
-        "fastest": max(fitting, key=lambda rung: rung.tokens_per_second or 0.0, default=None),
+        "recommended": found.recommended,
+        "recommended_query": query_of(found.recommended.spec.model_dump()) if found.recommended else {},
+        "tried": dict(_differs(found.recommended)),
+        "warnings": found.warnings,
+        "assumes": found.assumes,
         "bars": stacked(
             Bars(
                 "Predicted peak of each rung",
                 "B",
-                tuple(at_peak(rung.title, predict(rung.spec)) for rung in rungs),
-                ((f"usable on {card.name}", usable_bytes(card)),),
+                tuple(at_peak(rung.title, predict(rung.candidate.spec)) for rung in rungs),
+                ((f"usable on {card.name}", usable_bytes(card, inputs["gpus"])),),
             )
         ),
     }
 
 
-def _rungs(inputs: Inputs) -> Iterator[Rung]:
-    found = False
-    for title, when, changes in RUNGS:
-        sharded = changes.get("sharding", "none") != "none"
-        spec = _spec(inputs, **changes, world_size=inputs["gpus"] if sharded else 1)
-        result = predict(spec)
-        held = fits(result)
-        yield Rung(title, when, spec, peak_bytes(result), held, held and not found, result.timing.tokens_per_second)
-        found = found or held
+@dataclass(frozen=True, slots=True)
+class Rung:
+    candidate: Candidate
+    title: str
+    reason: str
+
+    @property
+    def taken(self) -> bool:
+        return self.reason.startswith("taken")
+
+    @property
+    def query(self) -> dict[str, Any]:
+        return query_of(self.candidate.spec.model_dump())
+
+
+def _words(reason: str) -> tuple[str, str]:
+    """`keep everything: passed over, …` to a title and its reason."""
+    title, _, why = reason.partition(": ")
+    return title[:1].upper() + title[1:], why
+
+
+def _differs(candidate: Candidate | None) -> Iterator[tuple[str, Any]]:
+    """What the recommended configuration sets, as a person would type it."""
+    shown = ("checkpointing", "attention", "micro_batch", "grad_accumulation", "sharding")
+    for name in (*shown, "offload_optimizer", "offload_parameters", "offload_activations"):
+        value = getattr(candidate.spec, name) if candidate else "none"
+        if value != "none":
+            yield name.replace("_", " "), value

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from math import log
 from typing import Any
 
 from app.pages.figures import ACROSS, curves, stacked
 from app.pages.form import query_of
-from engine.architecture import resolve_model
 from engine.catalog import gpu, gpus
 from engine.closed_form import predict
+from engine.closed_form.fits import usable_bytes
 from engine.closed_form.training import schedule_of
 from engine.exercises.exercise import Bar, Bars, Input, Lines, Series, build_spec, saved_bytes
 from engine.exercises.online_softmax import Walk, random_inputs, walk_tiles
 from engine.exercises.replay import Frame, replay
+from engine.planning.course import Reconciliation, reconciliations
 from engine.recipes import RECIPES
 from engine.result import CATEGORIES, RunResult
 from engine.spec import RunSpec
@@ -21,7 +24,7 @@ from engine.spec import RunSpec
 Inputs = Mapping[str, Any]
 
 MODELS = (
-    "gpt-tiny", "llama-tiny", "gpt2", "gpt2-xl", "llama-3.2-1b", "llama-7b", "llama-2-7b", "mistral-7b-v0.1",
+    "gpt-tiny", "llama-tiny", "llama-3.2-1b", "llama-7b", "llama-2-7b", "mistral-7b-v0.1",
     "llama-3.1-8b", "llama-13b", "llama-2-70b", "llama-3.1-70b",
 )  # fmt: skip
 POLICIES = ("none", "selective", "sqrt", "per-layer", "nested")
@@ -54,6 +57,12 @@ MEMORY_INPUTS = (
 )
 
 
+@cache
+def reconciled() -> tuple[Reconciliation, ...]:
+    """The notes' figures beside the exact ones: the same on every visit."""
+    return reconciliations()
+
+
 def memory(inputs: Inputs) -> dict[str, Any]:
     """Peak by category for each policy, and by recipe; the notes' figures beside the exact ones."""
 
@@ -68,54 +77,15 @@ def memory(inputs: Inputs) -> dict[str, Any]:
         return build_spec(**(fields | changes))
 
     card = gpu(inputs["gpu"])
-    limit = ((card.name, card.memory_bytes),)
+    limit = ((f"usable on {card.name}", usable_bytes(card)),)
     policies = tuple(at_peak(policy, predict(spec(checkpointing=policy))) for policy in POLICIES)
     recipes = tuple(at_peak(name, predict(spec(precision=name, checkpointing="per-layer"))) for name in PRECISIONS)
     return {
         "policies": stacked(Bars("Peak memory by checkpoint policy", "B", policies, limit)),
         "recipes": stacked(Bars("The same model by precision recipe, per-layer checkpoints", "B", recipes, limit)),
-        "figures": notes_figures(),
+        "figures": reconciled(),
         "predict": query_of(spec(gpu=inputs["gpu"]).model_dump()),
     }
-
-
-def notes_figures() -> list[tuple[str, str, str, str]]:
-    """(what, the notes' figure, the exact one, why they differ)."""
-    seven, big = resolve_model("llama-7b"), {"model": "llama-2-70b", "micro_batch": 32, "seq": 4096}
-    base = {"model": "llama-7b", "micro_batch": 8, "seq": 4096}
-    flash, standard = (saved_bytes(predict(build_spec(**base, attention=kind))) for kind in ("flash", "standard"))
-    by_policy = {policy: saved_bytes(predict(build_spec(**big, checkpointing=policy))) for policy in POLICIES}
-    nearest = min(by_policy, key=lambda policy: abs(by_policy[policy] - 400e9))
-    return [
-        (
-            "Weights, gradients and Adam states of 7B",
-            "12·N = 84 GB",
-            f"{12 * seven.parameters / 1e9:,.1f} GB, or {16 * seven.parameters / 1e9:,.1f} GB",
-            "12 bytes is one recipe (bf16 weights and gradients, fp32 moments). With an fp32 master copy it is 16, in "
-            "pure bf16 8. LLaMA-7B has 6.74 billion parameters, not 7.",
-        ),
-        (
-            "Activations of 7B at B = 8, S = 4096",
-            "120 GB",
-            f"{flash / 1e9:,.0f} GB with flash, {standard / 1e9:,.0f} GB with standard attention",
-            "120 GB is 28 bytes for each of L·B·S·d. The sum over this block's tensors is larger, and every layer of "
-            "standard attention adds its S×S softmax.",
-        ),
-        (
-            "Activations of 70B at B = 32, S = 4096",
-            "400 GB+",
-            f"{by_policy['none'] / 1e9:,.0f} GB with nothing checkpointed",
-            f"The notes' figure is far below what 80 layers keep. The policy that comes nearest to it is {nearest}: "
-            f"{by_policy[nearest] / 1e9:,.0f} GB.",
-        ),
-        (
-            "One layer's scores at B = 8, 32 heads, S = 4096",
-            "8.6 GB",
-            f"{2 * 8 * 32 * 4096**2 / 1e9:,.1f} GB",
-            "That is one fp16 S×S matrix. A layer of standard attention with dropout keeps up to 5·H·S²·B bytes: the "
-            "softmax, the dropout mask and the dropped weights.",
-        ),
-    ]
 
 
 REPLAY_INPUTS = (
@@ -222,8 +192,6 @@ def _layer_bytes(inputs: Inputs, attention: str, seq: int) -> int:
 
 def _slope(lengths: list[int], values: list[int]) -> float:
     """Slope of the last octave on log-log axes: the power of S."""
-    from math import log
-
     return log(values[-1] / values[-2]) / log(lengths[-1] / lengths[-2])
 
 

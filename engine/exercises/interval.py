@@ -79,14 +79,17 @@ def exact_curve(inputs: Inputs) -> tuple[int, ...]:
 def simulated_points(inputs: Inputs, simulate: Callable[[RunSpec], RunResult]) -> Series:
     """The real model simulated with k = 1, the best k and √L: few, for each takes seconds.
 
-    Raises SpecError with a ratio of one's own, for which there is no model.
+    Raises SpecError with a ratio of one's own, for which there is no model, and for a simulation that failed.
     """
     if inputs["ratio"] != 0:
         raise SpecError("ratio", "only a real block can be simulated: set it to 0")
     curve = exact_curve(inputs)
     chosen = sorted({1, curve.index(min(curve)) + 1, round(math.sqrt(inputs["layers"]))})
-    peaks = [(k, activation_peak(simulate(spec_of(inputs, f"every-{k}")))) for k in chosen]
-    return Series("Simulated", tuple(peaks), "hollow", tuple(f"simulated, k = {k}" for k in chosen))
+    results = {k: simulate(spec_of(inputs, f"every-{k}")) for k in chosen}
+    if failed := [result for result in results.values() if result.memory.at_peak is None]:
+        raise SpecError("simulate", failed[0].error or "the simulation knows no peak")
+    peaks = tuple((k, activation_peak(result)) for k, result in results.items())
+    return Series("Simulated", peaks, "hollow", tuple(f"simulated, k = {k}" for k in chosen))
 
 
 def nested_peak(inputs: Inputs) -> int | None:

@@ -25,6 +25,7 @@ from engine.exercises.exercise import (
     saved_bytes,
 )
 from engine.exercises.shapes import gpt_model, shape_inputs
+from engine.planning import pareto
 from engine.spec import RunSpec
 from engine.units import format_bytes
 
@@ -89,12 +90,10 @@ def strategies(inputs: Inputs) -> list[Cost]:
 
 
 def frontier(costs: Iterable[Cost]) -> list[Cost]:
-    """The strategies that no other beats in both memory and time, cheapest first."""
-    best: list[Cost] = []
-    for each in sorted(costs, key=lambda c: (c.overhead_fraction, -c.saved_bytes, len(c.groups))):
-        if not best or each.saved_bytes > best[-1].saved_bytes:
-            best.append(each)
-    return best
+    """The strategies that no other beats in both memory and time, cheapest first; of equals, the simplest."""
+    known = sorted(costs, key=lambda c: len(c.groups))
+    edge = [known[index] for index in pareto([(c.overhead_fraction, c.saved_bytes) for c in known])]
+    return sorted(edge, key=lambda c: c.overhead_fraction)
 
 
 def solve(inputs: Inputs) -> Solution:

@@ -24,6 +24,7 @@ from engine.exercises.exercise import (
     product,
 )
 from engine.exercises.shapes import shape_inputs
+from engine.planning import largest_seq, limits
 from engine.recipes import DTYPE_BYTES, RECIPES
 from engine.result import CATEGORIES, RunResult
 from engine.spec import RunSpec
@@ -32,7 +33,8 @@ from engine.units import GIB, format_bytes
 CARDS = {24: "rtx-4090", 40: "a100-40gb", 80: "a100-80gb-sxm"}
 """GiB -> the card of the catalog whose usable memory is the limit."""
 MODELS = ("llama-7b", "llama-2-7b", "mistral-7b-v0.1", "llama-3.1-8b", "llama-tiny")
-LONGEST = 2**20
+HOST_GIB = 512
+"""Host memory for an offloaded optimizer: more than any model here needs."""
 SIDES = {
     "a": ("standard, no checkpointing", {"attention": "standard", "checkpointing": "none"}),
     "b": ("flash, every layer checkpointed", {"attention": "flash", "checkpointing": "per-layer"}),
@@ -53,26 +55,12 @@ def spec_of(inputs: Inputs, side: str, **changes: object) -> RunSpec:
 @lru_cache(maxsize=512)
 def _longest(model: str, batch: int, precision: str, offload: str, side: str, card: str) -> int:
     inputs = {"model": model, "batch": batch, "seq": 1, "precision": precision, "offload_optimizer": offload}
-
-    def fits(seq: int) -> bool:
-        answer = predict(spec_of(inputs, side, seq=seq, gpu=card)).fits
-        return answer is not None and answer.fits
-
-    if not fits(1):
-        return 0
-    low, high = 1, LONGEST
-    if fits(high):
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return largest_seq(spec_of(inputs, side, gpu=card), limits(card, 1, HOST_GIB, 0), step=1)
 
 
 def longest_sequence(inputs: Inputs, side: str, card: str) -> int:
-    """The largest S that fits the card by prediction; 0 if none does, LONGEST if nothing stops it."""
-    settings = (inputs["model"], inputs["batch"], inputs["precision"], inputs["offload_optimizer"])
-    return _longest(*settings, side, card)
+    """The largest S that fits the card by prediction; 0 if none does."""
+    return _longest(inputs["model"], inputs["batch"], inputs["precision"], inputs["offload_optimizer"], side, card)
 
 
 def _bar(label: str, result: RunResult) -> Bar:

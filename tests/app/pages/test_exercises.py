@@ -65,6 +65,15 @@ def test_ticked_boxes_are_one_strategy(client: TestClient) -> None:
     assert "recomputes none" in client.get("/exercises/5?recompute=").text
 
 
+def test_simulated_points_stand_on_the_chart_or_say_why_not(client: TestClient) -> None:
+    drawn = client.get("/exercises/2?simulate=points&layers=4")
+    assert drawn.status_code in (200, 422)
+    assert ("simulated, k = 1" in drawn.text) != ("<strong>simulate</strong>" in drawn.text)
+    refused = client.get("/exercises/2?simulate=points&ratio=3")
+    assert refused.status_code == 422
+    assert "only a real block can be simulated" in refused.text
+
+
 @pytest.mark.parametrize("path", ["/exercises/0", "/exercises/6", "/exercises/one", "/api/v1/exercises/6"])
 def test_there_is_no_other_exercise(client: TestClient, path: str) -> None:
     assert client.get(path).status_code in (404, 422)

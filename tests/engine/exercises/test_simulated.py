@@ -41,6 +41,8 @@ def test_the_best_interval():
     answers = solve(2, inputs).answers
     peaks = {k: interval.activation_peak(simulated(interval.spec_of(inputs, f"every-{k}"))) for k in (1, 2, 3, 4)}
     assert answers["discrete_k"] == min(peaks, key=peaks.__getitem__)
+    points = dict(interval.simulated_points(inputs, simulated).points)
+    assert points == {k: peaks[k] for k in points}
     assert answers["minimum_bytes"] == pytest.approx(min(peaks.values()), rel=WITHIN)
 
 

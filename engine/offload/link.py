@@ -10,6 +10,7 @@ thread, the only one whose allocator events the profiler sees.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +23,7 @@ from engine.offload.tiers import HostBlock, Ledger
 
 P = ParamSpec("P")
 
+STACK_BYTES = 2**20  # of a lane's thread; the default of 8 MiB would count against a cap on the device
 MAX_STASHED = 4  # sources waiting for their copy down; more would let the copies fall behind at the device's expense
 
 
@@ -33,9 +35,10 @@ class Lane:
         and more would spin for the cores that compute is using."""
         self.serial, self.simulated = serial, simulated
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
-        everywhere = torch.get_num_threads()
+        everywhere, stack_bytes = torch.get_num_threads(), threading.stack_size(STACK_BYTES)
         self._pool.submit(torch.get_num_threads).result()  # a thread's first question resets it to the default
         self._pool.submit(torch.set_num_threads, threads).result()
+        threading.stack_size(stack_bytes)
         torch.set_num_threads(everywhere)  # the line above set the default as well
 
     def submit(self, call: Callable[P, object], *arguments: P.args, **options: P.kwargs) -> Future[Any]:

@@ -197,7 +197,6 @@ class NvmeStates:
         simulated, serial = link.simulated, not link.overlap
         self.ledger, self.link = link.ledger, link
         total = sum(unit.layout.total_bytes for unit in units)
-        self.file = None if simulated else NvmeFile(directory, total, self.ledger)
         if simulated:
             self.ledger.hold(self.ledger.nvme, total)
         self.derived, self.stored = recipe.master, fetched or not recipe.master
@@ -212,6 +211,8 @@ class NvmeStates:
         self.reading: dict[Unit, Future[HostBlock]] = {}
         self.loaded: dict[Unit, HostBlock] = {}
         self.writing: dict[Unit, Future[None]] = {}
+        # Last, so that nothing can fail between making the file and having somebody to remove it.
+        self.file = None if simulated else NvmeFile(directory, total, self.ledger)
 
     def create(self, unit: Unit) -> None:
         if self.file is None:

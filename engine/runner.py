@@ -33,6 +33,7 @@ from engine.closed_form import predict
 from engine.environment import environment
 from engine.errors import RematError
 from engine.measure import measure
+from engine.offload.nvme import sweep
 from engine.result import Method, RunResult, Timeline
 from engine.simulate import simulate
 from engine.spec import RunSpec
@@ -70,6 +71,7 @@ class Runner:
         _write_all(self.events, json.dumps(event).encode() + b"\n")
 
     def serve(self) -> None:
+        sweep()
         for line in self._child(lambda emit: emit({"event": "ready", "environment": _facts()}), "ready")[0]:
             _write_all(self.events, line + b"\n")
         while self.requests or not self.ending:
@@ -105,6 +107,7 @@ class Runner:
         finished, status = self._child(lambda emit: _execute(request, emit), request["id"])
         if any(_is_result(line) for line in finished):
             return
+        sweep()  # a killed run leaves its NVMe file
         reason = _death(status)
         self.emit({"event": "log", "run_id": request["id"], "message": reason})
         self.emit(_failure(request, reason))

@@ -58,6 +58,12 @@ def _known(number: int) -> int:
     return number
 
 
+def _inputs(request: Request) -> dict[str, str]:
+    """A key given several times is a choice of several."""
+    query = request.query_params
+    return {name: "+".join(query.getlist(name)) for name in query}
+
+
 def view(solution: Solution) -> SolutionView:
     """What of a solution is data; charts and hints stay with the pages."""
     return SolutionView(
@@ -89,12 +95,12 @@ def list_exercises() -> list[dict[str, Any]]:
 @router.get("/{number}")
 def solve_exercise(number: int, request: Request) -> SolutionView:
     """Inputs, answers, steps and notes. The query holds the inputs that differ from the exercise's own."""
-    return view(solve(_known(number), dict(request.query_params)))
+    return view(solve(_known(number), _inputs(request)))
 
 
 @router.post("/{number}/check")
 def check_exercise(number: int, body: Answer, request: Request) -> Verdict:
     """Whether an answer is right (within 2 %), and if not, which mistake it looks like."""
     written = body.answer if isinstance(body.answer, str) else f"{body.answer:.17g}"
-    found = check_answer(_known(number), {**request.query_params, **body.inputs}, written, body.key)
+    found = check_answer(_known(number), {**_inputs(request), **body.inputs}, written, body.key)
     return Verdict(verdict=found.verdict, correct=found.correct, key=found.key, hint=found.hint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -45,7 +46,7 @@ class Input:
         written = str(text).strip()
         refused = SpecError(self.name, f"{written[:40]!r} is not accepted: it must be {self.accepts}")
         if self.several:
-            chosen = [] if written in ("", "none") else written.split("+")
+            chosen = [] if written in ("", "none") else re.split(r"[+,\s]+", written)  # a URL's + is a space
             if set(chosen) - set(self.choices):
                 raise refused
             return "+".join(choice for choice in self.choices if choice in chosen)

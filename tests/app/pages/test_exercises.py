@@ -89,6 +89,11 @@ def test_rest_has_inputs_answers_steps_and_notes(client: TestClient) -> None:
     assert body["notes"]
 
 
+@pytest.mark.parametrize("query", ["norms%2Bdropout", "norms+dropout", "norms,dropout", "norms&recompute=dropout"])
+def test_rest_takes_several_groups(client: TestClient, query: str) -> None:
+    assert client.get(f"/api/v1/exercises/5?recompute={query}").json()["inputs"]["recompute"] == "norms+dropout"
+
+
 @pytest.mark.parametrize("answer", ["7.37 GB", 7_374_307_332, 7.37e9])
 def test_rest_checks_an_answer(client: TestClient, answer: object) -> None:
     body = {"answer": answer, "key": "per_layer_bytes"}

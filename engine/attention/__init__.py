@@ -64,7 +64,7 @@ def _triton_kernel(device: torch.device, head_dim: int, dropout: float) -> Kerne
         return _instead("triton", "it has no dropout")
     if head_dim > LARGEST_FLASH_HEAD:
         return _instead("triton", f"it takes heads of at most {LARGEST_FLASH_HEAD}, not {head_dim}")
-    from engine.attention.triton import triton_attention  # an optional dependency
+    from engine.attention.triton_attention import triton_attention  # its dependency is optional
 
     return Kernel("triton", triton_attention)
 

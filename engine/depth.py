@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.architecture import Architecture
 from engine.checkpoint_names import Checkpointing
-from engine.models.huggingface import runs_in_transformers, transformers_config
+from engine.models.huggingface import transformers_config
 
 
 def shallow_depth(arch: Architecture, plan: Checkpointing) -> tuple[int, int] | None:
@@ -32,7 +32,7 @@ def fixed_plan(arch: Architecture, plan: Checkpointing) -> Checkpointing:
 
 def at_depth(arch: Architecture, blocks: int) -> Architecture:
     """The same model with fewer blocks."""
-    if not runs_in_transformers(arch):
+    if not arch.runs_transformers:
         return replace(arch, layers=blocks)
     config = transformers_config(arch)
     name = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
@@ -48,7 +48,7 @@ def _is_per_layer(value: Any, layers: int) -> bool:
 
 def _pattern_period(arch: Architecture) -> int:
     """After how many blocks the layer types (sliding and full attention, dense and expert MLPs) repeat."""
-    if not runs_in_transformers(arch):
+    if not arch.runs_transformers:
         return 1
     fields: Mapping[str, Any] = transformers_config(arch).to_dict()
     everywhere = list(range(arch.layers))  # which layers have something, not what each layer is

@@ -10,6 +10,7 @@ until backward. Peaks in fp32, beyond hidden states and weights: standard 12·N�
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,8 +24,7 @@ def cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunks: in
     `chunks` > 1 bounds the logits alive at once to ⌈N/chunks⌉ rows (fused only).
     """
     if fused:
-        loss: Tensor = _FusedCrossEntropy.apply(hidden, weight, targets, chunks)
-        return loss
+        return _fused(hidden, weight, targets, chunks)
     return F.cross_entropy(F.linear(hidden, weight).flatten(0, 1).float(), targets.flatten())
 
 
@@ -61,6 +61,9 @@ class _FusedCrossEntropy(torch.autograd.Function):
         grad_hidden, grad_weight = ctx.gradients
         ctx.gradients = None
         return grad_hidden.mul_(grads[0]), grad_weight.mul_(grads[0]), None, None
+
+
+_fused: Callable[[Tensor, Tensor, Tensor, int], Tensor] = _FusedCrossEntropy.apply
 
 
 def _loss_and_gradient(logits: Tensor, labels: Tensor, total: int) -> tuple[Tensor, Tensor]:

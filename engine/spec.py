@@ -76,7 +76,7 @@ class RunSpec(BaseModel):
     loss: Literal["auto", "fused", "standard"] = Field(
         default="auto",
         description="`fused` ours: the gradient is made in forward and no logits are kept; `standard` logits and their "
-        "softmax are kept, as most training code does; `auto` is fused in our decoder and transformers' own in its classes.",
+        "softmax are kept, as most training code does; `auto` is fused in our decoder, transformers' own in its classes.",
     )
     offload_optimizer: Tier = Field(default="none", description="Where master weights and optimizer states live.")
     offload_parameters: Tier = Field(
@@ -146,9 +146,8 @@ class RunSpec(BaseModel):
 
     @property
     def runs_transformers(self) -> bool:
-        """The real transformers class runs: the user's own config, or a style that our decoder does not have."""
-        arch = self.architecture
-        return arch.from_user or arch.style == "other"
+        """Whether the real transformers class runs rather than our decoder."""
+        return self.architecture.runs_transformers
 
     @property
     def fused_loss(self) -> bool:

@@ -24,7 +24,7 @@ from engine.checkpointing.segments import Passed
 from engine.errors import UnsupportedError
 from engine.losses import cross_entropy
 from engine.models.decoder import Decoder, initialise, initialise_parameter, rotary_tables
-from engine.models.huggingface import HuggingFaceModel, build_huggingface, runs_in_transformers
+from engine.models.huggingface import HuggingFaceModel, build_huggingface
 from engine.offload.assembly import Offload, hollow, offloads
 from engine.optimizers import DTYPES, DeviceOptimizer
 from engine.recipes import RECIPES

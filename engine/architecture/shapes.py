@@ -102,6 +102,11 @@ class Architecture:
             raise SpecError("model", f"dense layers ({self.dense_layers}) must be at most the {self.layers} layers")
 
     @property
+    def runs_transformers(self) -> bool:
+        """The real transformers class runs: a style that our decoder does not have, or the user's own config."""
+        return self.style == "other" or self.from_user
+
+    @property
     def query_width(self) -> int:
         """Columns of the query projection: heads · head_dim."""
         return self.heads * self.head_dim

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from engine.checkpointing.chain import Chain, solve_chain
 from engine.checkpointing.tree import Keep, Node, Region, Selective, Tree, describe
@@ -151,6 +150,8 @@ def choose(blocks: Sequence[tuple[Option, ...]], budget_bytes: int) -> tuple[lis
     `blocks[i]` are block i's options; the ones that keep least must fit together. Of equal blocks, the early ones keep
     least: the late ones' backward comes first.
     """
+    from scipy.optimize import Bounds, LinearConstraint, milp  # 50 MiB that only a budget plan needs
+
     kinds = Counter(blocks)
     pairs = [(kind, option) for kind in kinds for option in kind]
     longest = sum(max(option.seconds for option in kind) * count for kind, count in kinds.items()) or 1.0

@@ -83,12 +83,6 @@ def block_lists(model: nn.Module) -> list[nn.ModuleList]:
     return stacks
 
 
-def runs_in_transformers(arch: Architecture) -> bool:
-    """Whether a model is run by its transformers class: other families than our decoder's two, and any config that
-    the user hands in. Presets and made-up shapes of the two styles run in our decoder."""
-    return arch.style == "other" or arch.from_user
-
-
 def build_huggingface(
     arch: Architecture, *, attention: str, kernel: Kernel, dropout: float, dtype: torch.dtype, device: torch.device,
     initialise: bool = True,

@@ -76,7 +76,7 @@ class RunSpec(BaseModel):
     loss: Literal["auto", "fused", "standard"] = Field(
         default="auto",
         description="`fused` ours: the gradient is made in forward and no logits are kept; `standard` logits and their "
-        "softmax are kept, as most training code does; `auto` is fused in our decoder, transformers' own in its classes.",
+        "softmax are kept, as most code does; `auto` is fused in our decoder, transformers' own in its classes.",
     )
     offload_optimizer: Tier = Field(default="none", description="Where master weights and optimizer states live.")
     offload_parameters: Tier = Field(

@@ -148,7 +148,7 @@ def transformers_config(arch: Architecture) -> Any:
     }
     try:
         config = cls(**fields).get_text_config()
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except Exception as error:  # a user's config meets each class's own checks, and their own exceptions
         reason = " ".join(str(error).split())[:200]
         raise SpecError("model", f"transformers' {cls.__name__} refuses this config: {reason}") from error
     config.use_cache = False

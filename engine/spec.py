@@ -71,7 +71,7 @@ class RunSpec(BaseModel):
     )
     loss_chunks: Annotated[int, Field(strict=True, ge=1, le=4096)] = Field(
         default=1,
-        description="Above 1, logits and cross-entropy are computed chunk by chunk and recomputed in backward.",
+        description="Above 1, logits and cross-entropy are computed chunk by chunk, so that few logits are alive at once.",
     )
     loss: Literal["auto", "fused", "standard"] = Field(
         default="auto",

@@ -20,13 +20,18 @@ def name(spec: RunSpec) -> str:
     return f"{spec.model}-{spec.attention}-{spec.checkpointing}-{spec.precision}"
 
 
+# In bf16 oneDNN's matmul takes scratch of up to 0.1 MiB that no dispatch mode sees: a few percent of models this small.
+TOLERANCE = {"fp32": 0.001, "bf16-mixed": 0.03}
+
+
 @pytest.mark.parametrize("spec", expand(BASE, GRID), ids=name)
 def test_saved_bytes_are_equal_and_peaks_agree(spec: RunSpec) -> None:
     measured, simulated, predicted = measure(spec)[0].memory, simulate(spec)[0].memory, predict(spec).memory
     assert measured.saved_activation_bytes == simulated.saved_activation_bytes == predicted.saved_activation_bytes
     assert measured.device_peak_bytes is not None
-    assert simulated.device_peak_bytes == pytest.approx(measured.device_peak_bytes, rel=0.005)
-    assert predicted.device_peak_bytes == pytest.approx(measured.device_peak_bytes, rel=0.02)
+    tolerance = TOLERANCE[spec.precision]
+    assert simulated.device_peak_bytes == pytest.approx(measured.device_peak_bytes, rel=tolerance)
+    assert predicted.device_peak_bytes == pytest.approx(measured.device_peak_bytes, rel=tolerance)
     assert measured.peak_phase == simulated.peak_phase == predicted.peak_phase
 
 

@@ -23,7 +23,10 @@ OP_GROUPS: dict[str, str] = {
     "dropout": "dropout masks and outputs, replayed from the saved RNG state",
 }
 
-ACCEPTED = "none, per-layer, sqrt, every-K (K ≥ 1), selective[:GROUP+GROUP], nested, budget-F (0 < F < 1)"
+ACCEPTED = (
+    "none, per-layer, sqrt, every-K (1 ≤ K ≤ 999999), selective[:GROUP+GROUP], "
+    "nested, budget-F (0 < F < 1, six decimals)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +56,13 @@ def parse_checkpointing(name: str) -> Checkpointing:
     }
     if name in fixed:
         return fixed[name]
-    if (match := re.fullmatch(r"every-(\d{1,6})", name)) and int(match[1]) >= 1:
+    if (match := re.fullmatch(r"every-([0-9]{1,6})", name)) and int(match[1]) >= 1:
         return Checkpointing("segments", every=int(match[1]))
     if match := re.fullmatch(r"selective:(.+)", name):
         groups = tuple(dict.fromkeys(match[1].split("+")))
         if unknown := [group for group in groups if group not in OP_GROUPS]:
             raise SpecError("checkpointing", f"unknown op group {unknown[0]!r}; groups: {', '.join(OP_GROUPS)}")
         return Checkpointing("selective", groups=groups)
-    if (match := re.fullmatch(r"budget-(0?\.\d{1,6})", name)) and 0 < float(match[1]) < 1:
+    if (match := re.fullmatch(r"budget-(0?\.[0-9]{1,6})", name)) and 0 < float(match[1]) < 1:
         return Checkpointing("budget", budget=float(match[1]))
     raise SpecError("checkpointing", f"{name[:80]!r} is not accepted; use {ACCEPTED}")

@@ -21,8 +21,9 @@ from engine.errors import SpecError
 
 MAX_GRID = 500  # runs one job or command line may expand to
 
-Size = Annotated[int, Field(strict=True, ge=1, le=2**24)]
-Count = Annotated[int, Field(strict=True, ge=0, le=2**24)]
+LARGEST_SIZE = 2**24
+Size = Annotated[int, Field(strict=True, ge=1, le=LARGEST_SIZE)]
+Count = Annotated[int, Field(strict=True, ge=0, le=LARGEST_SIZE)]
 
 Mode = Literal["train", "inference"]
 Precision = Literal["bf16-mixed", "bf16", "bf16-12", "fp32", "bf16-autocast"]
@@ -66,12 +67,12 @@ class RunSpec(BaseModel):
         description="`flash` the device's fused kernel; `standard` scores materialised; `tiled` ours in PyTorch; "
         "`triton` ours on CUDA.",
     )
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+    dropout: Annotated[float, Field(strict=True, ge=0.0, lt=1.0)] = Field(
         default=0.0, description="Dropout probability in training."
     )
     loss_chunks: Annotated[int, Field(strict=True, ge=1, le=4096)] = Field(
         default=1,
-        description="Above 1, logits and cross-entropy are computed chunk by chunk, so that few logits are alive at once.",
+        description="Above 1, logits and cross-entropy are computed chunk by chunk, few logits alive at once.",
     )
     loss: Literal["auto", "fused", "standard"] = Field(
         default="auto",
@@ -102,7 +103,7 @@ class RunSpec(BaseModel):
         default="auto", description="Where a measurement runs: `auto`, `cpu`, `cuda`, `cuda:N`."
     )
     gpu: str | None = Field(default=None, description="A catalog GPU: what predicted times and `fits` refer to.")
-    memory_limit_gib: Annotated[float, Field(gt=0, le=2**20)] | None = Field(
+    memory_limit_gib: Annotated[float, Field(strict=True, gt=0, le=2**20)] | None = Field(
         default=None, description="A hard cap on the device memory of a measured run, in GiB."
     )
     steps: Annotated[int, Field(strict=True, ge=1, le=10_000)] = Field(default=5, description="Timed steps.")

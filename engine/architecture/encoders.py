@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.architecture.reader import Reader
-from engine.architecture.shapes import Architecture
+from engine.architecture.shapes import MAX_LAYERS, Architecture
 
 
 def bert(r: Reader, name: str) -> Architecture:
     """Encoder with pooler (transformers' BertModel)."""
-    hidden, layers = r.size("hidden_size"), r.size("num_hidden_layers")
+    hidden, layers = r.size("hidden_size"), r.size("num_hidden_layers", most=MAX_LAYERS)
     heads, ffn, vocab = r.size("num_attention_heads"), r.size("intermediate_size"), r.size("vocab_size")
     positions, types = r.size("max_position_embeddings"), r.size("type_vocab_size", default=2)
     block = 4 * (hidden * hidden + hidden) + 2 * hidden * ffn + ffn + hidden + 4 * hidden
@@ -40,7 +40,7 @@ def t5(r: Reader, name: str) -> Architecture:
 
 def mamba(r: Reader, name: str) -> Architecture:
     """State-space model (transformers' Mamba)."""
-    hidden, layers = r.size("hidden_size", "d_model"), r.size("num_hidden_layers", "n_layer")
+    hidden, layers = r.size("hidden_size", "d_model"), r.size("num_hidden_layers", "n_layer", most=MAX_LAYERS)
     vocab, state = r.size("vocab_size"), r.size("state_size", default=16)
     inner = r.size("expand", default=2) * hidden
     kernel, rank = r.size("conv_kernel", default=4), r.size("time_step_rank", default=-(-hidden // 16))

@@ -12,7 +12,7 @@ from typing import Any
 from engine.architecture.encoders import OTHERS
 from engine.architecture.parameters import Latent
 from engine.architecture.reader import Reader
-from engine.architecture.shapes import LARGEST_SHAPE, Architecture, runs_in_our_decoder
+from engine.architecture.shapes import LARGEST_SHAPE, MAX_LAYERS, Architecture, runs_in_our_decoder
 from engine.errors import SpecError
 
 Fields = dict[str, Any]
@@ -37,7 +37,7 @@ def shapes(
     if act not in ACTIVATIONS:
         raise SpecError("model", f"config.hidden_act {act[:40]!r} is not known; one of {', '.join(ACTIVATIONS)}")
     return {
-        "layers": r.size("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+        "layers": r.size("num_hidden_layers", "n_layer", "n_layers", "num_layers", most=MAX_LAYERS),
         "hidden": hidden,
         "heads": heads,
         "kv_heads": r.size("num_key_value_heads", default=heads) if grouped else heads,

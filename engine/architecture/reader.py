@@ -54,17 +54,15 @@ class Reader:
                 return name, self.config[name]
         return names[0], None
 
-    def size(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """An integer from `least` to MAX_SIZE under the first of `names` that is there."""
+    def size(self, *names: str, default: int | None = None, least: int = 1, most: int = MAX_SIZE) -> int:
+        """An integer from `least` to `most` under the first of `names` that is there."""
         name, value = self._find(names)
         if value is None:
             if default is None:
                 raise SpecError("model", f"config.{name} is missing")
             return default
-        if type(value) is not int or not least <= value <= MAX_SIZE:
-            raise SpecError(
-                "model", f"config.{name} must be an integer from {least} to {MAX_SIZE}, not {_short(value)}"
-            )
+        if type(value) is not int or not least <= value <= most:
+            raise SpecError("model", f"config.{name} must be an integer from {least} to {most}, not {_short(value)}")
         return value
 
     def flag(self, name: str, default: bool) -> bool:

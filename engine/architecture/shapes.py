@@ -11,6 +11,7 @@ from engine.errors import SpecError
 
 MAX_DIMENSION = 2**24  # what no shape of a real model exceeds; keeps arithmetic and allocation sane
 LARGEST_SHAPE = 10**13  # parameters
+MAX_LAYERS = 2**14  # nested policies are walked block by block, on the page that asks
 
 Family = Literal["decoder", "encoder", "encoder-decoder", "state-space", "unknown"]
 
@@ -90,8 +91,9 @@ class Architecture:
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"):
             value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= MAX_DIMENSION:
-                raise SpecError("model", f"{name} must be an integer from 1 to {MAX_DIMENSION}, not {value!r}")
+            most = MAX_LAYERS if name == "layers" else MAX_DIMENSION
+            if type(value) is not int or not 1 <= value <= most:
+                raise SpecError("model", f"{name} must be an integer from 1 to {most}, not {value!r}")
         if self.heads % self.kv_heads:
             raise SpecError("model", f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
         if self.experts and not 1 <= self.experts_per_token <= self.experts:

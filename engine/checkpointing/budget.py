@@ -106,7 +106,7 @@ def plan_budget(profile: Profile, fraction: float, card: Rates) -> Plan:
         )
     if spare < sum(inputs):
         return _nested_plan(profile, inputs, spare, allowed, card)
-    options = {id(tape): block_options(tape, card) for tape in profile.tapes}
+    options = {key: block_options(tape, card) for key, tape in _distinct(profile.tapes).items()}
     chosen, gap = choose([options[id(tape)] for tape in profile.tapes], spare)
     return Plan(
         tree=tuple(option.node(block) for block, option in enumerate(chosen)),
@@ -119,10 +119,12 @@ def plan_budget(profile: Profile, fraction: float, card: Rates) -> Plan:
 
 
 def _nested_plan(profile: Profile, inputs: Sequence[int], spare: int, allowed: int, card: Rates) -> Plan:
-    whole = [seconds_of(tape, tape.ops, card) for tape in profile.tapes]
-    stopped = [seconds_of(tape, tape.ops[: tape.last_saving_op + 1], card) for tape in profile.tapes]
-    tails = tuple(a - b for a, b in zip(whole, stopped, strict=True))
-    nesting = solve_chain(Chain(tuple(inputs), tuple(whole), tails), spare)
+    distinct = _distinct(profile.tapes)
+    whole = {key: seconds_of(tape, tape.ops, card) for key, tape in distinct.items()}
+    stopped = {key: seconds_of(tape, tape.ops[: tape.last_saving_op + 1], card) for key, tape in distinct.items()}
+    seconds = tuple(whole[id(tape)] for tape in profile.tapes)
+    tails = tuple(whole[id(tape)] - stopped[id(tape)] for tape in profile.tapes)
+    nesting = solve_chain(Chain(tuple(inputs), seconds, tails), spare)
     assert nesting is not None  # the first input fits: checked by the caller
     return Plan(
         tree=nesting.tree,
@@ -132,6 +134,11 @@ def _nested_plan(profile: Profile, inputs: Sequence[int], spare: int, allowed: i
         gap=1 - nesting.bound_seconds / nesting.seconds,
         solver="dynamic program over the chain",
     )
+
+
+def _distinct(tapes: Sequence[Tape]) -> dict[int, Tape]:
+    """Equal blocks share a tape: each by its identity, once."""
+    return {id(tape): tape for tape in tapes}
 
 
 def _firsts(tree: Sequence[Node]) -> list[int]:

@@ -20,9 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.checkpointing.tree import Keep, Region, Tree
+from engine.errors import UnsupportedError
 
 SLOTS = 256
 """Memory is counted in at most this many units; where every input is equal the unit is that input, and exact."""
+
+MOST_STATES = 2**22
+"""Of the table (s, t, m): about two seconds, and 75 MB. Few slots save no time below FEWEST_SLOTS."""
+FEWEST_SLOTS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +49,24 @@ class Nesting:
 
 
 def solve_chain(chain: Chain, budget_bytes: int) -> Nesting | None:
-    """The least recomputation that never keeps more than `budget_bytes` of inputs; None if not even one fits."""
+    """The least recomputation that never keeps more than `budget_bytes` of inputs; None if not even one fits.
+
+    Raises UnsupportedError for a chain too long for the table.
+    """
     spare = budget_bytes - chain.inputs[0]
     if spare < 0:
         return None
     unit = chain.inputs[0] if len(set(chain.inputs)) == 1 else max(1, spare // SLOTS)
     slots = min(spare // unit, len(chain.inputs) * (max(chain.inputs) // unit + 1))
-    safe = _Table(chain, [-(-size // unit) for size in chain.inputs], slots)
-    optimistic = _Table(chain, [size // unit for size in chain.inputs], slots)
+    if len(chain.inputs) ** 2 * max(slots + 1, FEWEST_SLOTS) > MOST_STATES:
+        raise UnsupportedError(
+            "checkpointing",
+            f"so small a budget nests blocks, and nesting {len(chain.inputs)} blocks is too much to search: "
+            "use nested, sqrt or a larger budget",
+        )
+    rounded_up, rounded_down = [-(-size // unit) for size in chain.inputs], [size // unit for size in chain.inputs]
+    safe = _Table(chain, rounded_up, slots)
+    optimistic = safe if rounded_up == rounded_down else _Table(chain, rounded_down, slots)
     return Nesting(safe.tree(), safe.top[0][slots], optimistic.top[0][-1])
 
 

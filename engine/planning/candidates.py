@@ -13,7 +13,7 @@ from engine.closed_form.hardware import NODE_GPUS
 from engine.closed_form.residency import residency
 from engine.closed_form.timing import timing
 from engine.closed_form.training import walk_step
-from engine.spec import RunSpec
+from engine.spec import LARGEST_SIZE, RunSpec
 from engine.units import format_bytes
 
 
@@ -94,7 +94,8 @@ def varied(spec: RunSpec, **changes: Any) -> RunSpec:
 def micro_batches(spec: RunSpec) -> list[int]:
     """Micro-batches, largest first, that make the spec's sequences a step with some gradient accumulation."""
     sequences = spec.micro_batch * spec.grad_accumulation
-    return [size for size in range(sequences, 0, -1) if sequences % size == 0 and sequences // size <= 4096]
+    sizes = (sequences // count for count in range(1, 4097) if sequences % count == 0)
+    return [size for size in sizes if size <= LARGEST_SIZE]
 
 
 def at_best_micro_batch(spec: RunSpec, there: Limits) -> Candidate:

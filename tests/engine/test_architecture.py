@@ -141,6 +141,7 @@ def test_encoders_have_an_architecture_and_no_closed_form(name: str) -> None:
     [
         ({"hidden_size": 65}, "hidden_size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_hidden_layers": 2**14 + 1}, "from 1 to 16384"),
         ({"vocab_size": "many"}, "vocab_size"),
         ({"num_key_value_heads": 3}, "kv_heads"),
         ({"intermediate_size": None}, "intermediate_size"),

@@ -203,6 +203,19 @@ def test_a_chain_of_96_blocks_is_planned_in_under_two_seconds(fraction: float) -
     assert plan.kept_bytes <= fraction * profile.none_bytes
 
 
+def test_many_equal_blocks_are_planned_as_fast_as_a_few() -> None:
+    profile = profile_of(spec_of(attention="flash"), layers=4000)
+    started = time.process_time()
+    assert plan_budget(profile, 0.5, CPU_RATES).kept_bytes <= 0.5 * profile.none_bytes
+    assert time.process_time() - started < 1
+
+
+@pytest.mark.parametrize("slots", [1, 40, 4000])
+def test_a_chain_too_long_to_search_is_refused_at_once(slots: int) -> None:
+    with pytest.raises(UnsupportedError, match="nesting 4000 blocks is too much to search"):
+        solve_chain(Chain((10,) * 4000, (1.0,) * 4000, (0.1,) * 4000), 10 * slots)
+
+
 def test_options_are_the_frontier_of_every_set_of_groups() -> None:
     tape = block_tape(context_of(spec_of()))
     options = block_options(tape, CPU_RATES)

@@ -10,6 +10,7 @@ import pytest
 
 from engine.errors import SpecError, UnsupportedError
 from engine.planning import judge, knee, largest_micro_batch, largest_seq, limits, pareto, plan
+from engine.planning.candidates import micro_batches
 from engine.planning.course import reconciliations
 from engine.planning.export import export
 from engine.spec import RunSpec
@@ -79,6 +80,13 @@ def test_a_plan_takes_under_a_fifth_of_a_second() -> None:
         plan(spec(), "h100", 8)
         took.append(time.process_time() - start)
     assert min(took) < 0.2
+
+
+def test_micro_batches_of_any_number_of_sequences_are_found_at_once() -> None:
+    huge = spec().model_copy(update={"micro_batch": 2**24, "grad_accumulation": 4096})
+    assert micro_batches(huge) == [2**24]
+    some = spec().model_copy(update={"micro_batch": 12, "grad_accumulation": 1})
+    assert micro_batches(some) == [12, 6, 4, 3, 2, 1]
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ class Residency:
     buffers: int
     """What collectives need: for ZeRO-1 and ZeRO-2 the largest unit (a block, or the rest), whole and sliced; for
     FSDP2 a gathered block before it is copied out, and a block's gradients before and after they are scattered."""
+    gathers: bool
+    """FSDP2 gathers and scatters as the step walks: `engine.closed_form.gathering` counts what that takes."""
     states: int
     gradient_share: float
     """What stays of a gradient once its block's backward is over."""
@@ -59,11 +61,12 @@ def residency(spec: RunSpec) -> Residency:
     moved = spec.offload_parameters != "none"
     sharded = stage == 3 and ranks > 1
     on_device, working = weights, 0
+    gathers = sharded and not moved
     if moved or sharded:
         at_work = min(PREFETCHED if spec.offload_overlap or sharded else 1, arch.layers)
         working = blocks // arch.layers * at_work
         outside = weights - blocks
-        on_device = outside if moved else _share(weights, ranks) + outside
+        on_device = outside if moved else _share(weights, ranks)
     rank_weights = _share(weights, ranks if stage == 3 else 1)
     landing = min(weights, LANDING_BUFFERS * (blocks // arch.layers))
     gradients = _share(weights, ranks if stage >= 2 else 1)
@@ -77,8 +80,9 @@ def residency(spec: RunSpec) -> Residency:
             host += rank_weights
     return Residency(
         parameters=on_device,
-        working_parameters=working,
-        buffers=_collective_bytes(stage, ranks, blocks // arch.layers, weights - blocks),
+        working_parameters=0 if gathers else working,
+        buffers=0 if gathers else _collective_bytes(stage, ranks, blocks // arch.layers, weights - blocks),
+        gathers=gathers,
         states=states if lower == "none" else 0,
         gradient_share=1 / ranks if stage >= 2 else 1.0,
         gradients_leave=lower != "none",

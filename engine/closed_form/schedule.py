@@ -13,6 +13,7 @@ from itertools import groupby
 
 from engine.checkpointing.tree import Node as TreeNode
 from engine.checkpointing.tree import Region, Selective, Tree
+from engine.closed_form.gathering import Gathering
 from engine.closed_form.tape import Tape, Tensor, total_bytes
 from engine.closed_form.walk import Backward, Meter, run_forward
 
@@ -93,6 +94,8 @@ class Chain:
     """What stays of a block's gradients once its backward is over (sharding)."""
     offloaded: bool = False
     """What is kept waits on the host, but for small tensors and the last node's."""
+    gathering: Gathering | None = None
+    """ZeRO-3's buffers."""
     inside: bool = False
     """A segment is running again."""
     hosted: int = 0
@@ -144,7 +147,11 @@ class Chain:
                     continue
                 final = early_stop and last and position == len(schedule) - 1
                 if last:
+                    if self.gathering and self.first_forward:
+                        self.gathering.before_block()
                     self._forward_node(node, final)
+                    if self.gathering and self.first_forward:
+                        self.gathering.after_block()
                     if sends and position < len(schedule) - 1:
                         self._send(self.hosted_bytes(node))
                 else:
@@ -174,28 +181,39 @@ class Chain:
     def backward(self, schedule: Schedule, backward: Backward) -> None:
         """Backward of a schedule whose kept tensors are alive; the gradient of its output is flowing."""
         fetches = self.offloaded and not self.inside
+        near = 2 if self.gathering else 1  # the second node finds gradients being scattered; the last gathers no more
         for position, (node, count) in enumerate(reversed(schedule)):
             hosted = self.hosted_bytes(node) if fetches else 0
-            if position:
-                self.meter.add("activations", hosted)
-            self._backward_node(node, backward)
-            if count > 2:
-                self.meter.add("activations", -(self.kept_bytes(node) - hosted) * (count - 2))
-                if not self.accumulated:
-                    self.meter.add("gradients", self._kept_gradient * node.layers * (count - 2))
-            if count > 1:
-                self.meter.add("activations", hosted)
+            first = min(count, near)
+            last = min(count - first, near)
+            for index in range(first + last):
+                if index == first:
+                    self._skip(node, count - first - last, hosted)
+                if position or index:
+                    self.meter.add("activations", hosted)
                 self._backward_node(node, backward)
+
+    def _skip(self, node: Node, times: int, hosted: int) -> None:
+        """Backward of equal nodes that nobody looks at."""
+        if self.gathering and not self.inside:
+            self.gathering.skip(node.layers * times)
+        self.meter.add("activations", -(self.kept_bytes(node) - hosted) * times)
+        if not self.accumulated:
+            self.meter.add("gradients", self._kept_gradient * node.layers * times)
 
     @property
     def _kept_gradient(self) -> int:
         return int(self.parameter_bytes * self.gradient_share)
 
     def _backward_node(self, node: Node, backward: Backward) -> None:
+        if self.gathering and not self.inside:
+            self.gathering.before_backward(node.layers)
         if isinstance(node, Leaf):
             backward.rename(self.boundary.name, self.tape.ops[-1].makes[0].name)
             backward.run(self.tape, self.tape.kept(node.recomputed))
-            if not self.accumulated:
+            if self.gathering:
+                self.gathering.after_backward(self.parameter_bytes)
+            elif not self.accumulated:
                 self.meter.add("gradients", self._kept_gradient - self.parameter_bytes)
             return
         outer, self.inside = self.inside, True

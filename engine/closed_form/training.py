@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from engine.checkpoint_names import parse_checkpointing
 from engine.closed_form.block import Context, block_tape, context_of, embedding_tape
+from engine.closed_form.gathering import Gathering, padded_bytes
 from engine.closed_form.hardware import Rates
 from engine.closed_form.loss import embedding_backward, final_norm_tape, loss_backward, loss_forward
 from engine.closed_form.residency import block_bytes, residency
@@ -87,10 +88,14 @@ def walk_step(spec: RunSpec) -> Step:
         gradient_share=place.gradient_share,
         offloaded=spec.offload_activations != "none",
     )
+    if place.gathers:
+        block, rest = (padded_bytes(arch, recipe.weight, spec.world_size, blocks=inside) for inside in (True, False))
+        chain.gathering = Gathering(meter, block // arch.layers, rest, spec.world_size, accumulated)
+        chain.gathering.start_forward(arch.layers)
     schedule = schedule_of(spec)
     saved = _forward(spec, context, chain, schedule)
     meter.phase = "backward"
-    _backward(spec, context, chain, schedule, Backward(meter, accumulated=chain.accumulated))
+    _backward(spec, context, chain, schedule, Backward(meter, accumulated=chain.accumulated and not chain.gathering))
     meter.add("parameters", -place.working_parameters)
     meter.phase = "optimizer"
     if not place.gradients_leave:
@@ -102,7 +107,7 @@ def walk_step(spec: RunSpec) -> Step:
 def _forward(spec: RunSpec, context: Context, chain: Chain, schedule: Schedule) -> int:
     """Tokens to loss; the bytes kept for backward."""
     meter = chain.meter
-    before = meter.total
+    before = _held_bytes(meter)
     embedding, final_norm = embedding_tape(context), final_norm_tape(context)
     token_bytes = total_bytes(embedding.inputs.values())
     meter.add("activations", token_bytes)
@@ -110,15 +115,31 @@ def _forward(spec: RunSpec, context: Context, chain: Chain, schedule: Schedule) 
     run_forward(meter, embedding, embedding.saved)
     chain.forward(schedule)
     run_forward(meter, final_norm, final_norm.saved)
-    loss_forward(meter, context, spec.loss_chunks, fused=spec.fused_loss, accumulated=chain.accumulated)
+    if chain.gathering:
+        chain.gathering.end_forward()
+    loss_forward(
+        meter, context, spec.loss_chunks, fused=spec.fused_loss, accumulated=chain.accumulated and not chain.gathering
+    )
     chain.drop_cache()
-    return meter.total - before
+    return _held_bytes(meter) - before + (chain.gathering.rest if chain.gathering else 0)
+
+
+def _held_bytes(meter: Meter) -> int:
+    """Live bytes but parameters (and what they were gathered into, which forward frees)."""
+    return meter.total - meter.live["parameters"]
 
 
 def _backward(spec: RunSpec, context: Context, chain: Chain, schedule: Schedule, backward: Backward) -> None:
     embedding, final_norm = embedding_tape(context), final_norm_tape(context)
     loss_backward(chain.meter, context, backward, fused=spec.fused_loss)
+    if chain.gathering:
+        chain.gathering.start_backward()
     backward.run(final_norm)
     chain.backward(schedule, backward)
     backward.rename("x", embedding.ops[-1].makes[0].name)
     embedding_backward(chain.meter, context, backward, fused=spec.fused_loss)
+    if chain.gathering:
+        outside = (
+            parameter_elements(context.arch) * DTYPE_BYTES[context.weight] - chain.parameter_bytes * context.arch.layers
+        )
+        chain.gathering.finish(outside)

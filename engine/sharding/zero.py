@@ -9,11 +9,12 @@
 
 Stages 1 and 2 keep the parameters of a unit (a block, or the rest) in one flat tensor of which each rank owns a
 slice: gradients are reduce-scattered to the owner, its slice is updated, and the slices are gathered in place.
-Stage 3 is torch's FSDP2.
+Stage 3 is torch's FSDP2, on a CPU with collectives of our own.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,7 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, Comm, ReduceScatter
 from torch.distributed.tensor import DTensor
 
 from engine.optimizers import Slot, fused_adamw, make_slot, update
@@ -34,15 +36,22 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_ten
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
-def reduce_scatter(own: Tensor, whole: Tensor) -> None:
-    """Sum `whole` over the ranks; `own` gets this rank's slice.
+def borrowed(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous CPU tensor as a flat one that does not own it.
 
-    Gloo has none of its own: torch emulates it on a copy that another thread frees, at no known time.
+    A collective's own thread may be the last to let go of a tensor: its memory would be freed at no known time, by a
+    thread that the profiler does not watch.
     """
+    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    return torch.frombuffer(memory, dtype=tensor.dtype)
+
+
+def reduce_scatter(own: Tensor, whole: Tensor) -> None:
+    """Sum `whole` over the ranks; `own` gets this rank's slice. On a CPU `whole` changes."""
     if whole.is_cuda:
         _reduce_scatter(own, whole)
-    else:
-        dist.all_reduce(whole)
+    else:  # gloo has none: torch emulates it on a copy
+        dist.all_reduce(borrowed(whole))
         own.copy_(whole.view(-1, own.numel())[dist.get_rank()])
 
 
@@ -51,7 +60,33 @@ def all_gather(whole: Tensor, own: Tensor) -> None:
     if whole.is_cuda:
         _all_gather(whole, own)
     else:
-        dist.all_gather(list(whole.view(-1, own.numel())), own)
+        dist.all_gather(list(borrowed(whole).view(-1, own.numel())), borrowed(own))
+
+
+class _Allocates(Comm):
+    """Where FSDP2's buffers come from."""
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class CpuAllGather(_Allocates, AllGather):
+    """FSDP2's all-gather by ours. It has one process group: the default one."""
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> None:
+        all_gather(output_tensor, input_tensor)
+
+
+class CpuReduceScatter(_Allocates, ReduceScatter):
+    """FSDP2's reduce-scatter by ours: the mean, which it asks for in every dtype that we train in."""
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: object, async_op: bool = False
+    ) -> None:
+        reduce_scatter(output_tensor, input_tensor)
+        output_tensor.div_(group.size())
 
 
 @dataclass(eq=False)
@@ -218,6 +253,9 @@ def shard(
         policy = CPUOffloadPolicy() if offload else OffloadPolicy()
         for module in (*blocks, model):
             fully_shard(module, mesh=mesh, offload_policy=policy)
+            if device == "cpu" and isinstance(module, FSDPModule):
+                module.set_custom_all_gather(CpuAllGather())
+                module.set_custom_reduce_scatter(CpuReduceScatter())
         return ShardedOptimizer(list(model.parameters()), recipe, optimizer)
     inside = {parameter for block in blocks for parameter in block.parameters()}
     rest = [parameter for parameter in model.parameters() if parameter not in inside]

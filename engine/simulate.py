@@ -19,6 +19,7 @@ from engine.checkpoint_names import Checkpointing, parse_checkpointing
 from engine.closed_form.fits import fits
 from engine.depth import at_depth, fixed_plan, shallow_depth
 from engine.environment import environment
+from engine.errors import UnsupportedError
 from engine.extrapolate import NotUniform, Program, deepen, program
 from engine.measure import memory_of
 from engine.offload.assembly import offloads
@@ -50,6 +51,12 @@ def simulate(spec: RunSpec) -> tuple[RunResult, Timeline]:
     """Memory of a steady step, exact to the storage, and the FLOPs it does."""
     if spec.mode == "inference":
         return simulate_inference(spec)
+    if spec.sharding != "none" and spec.world_size > 1:
+        raise UnsupportedError(
+            "sharding",
+            f"{spec.sharding} over {spec.world_size} ranks is not simulated: use method=closed-form, which agrees with "
+            "measured ranks",
+        )
     recording = _recorded(spec)
     first, steady = recording.first.trace(), recording.steady.trace()
     footprint = replay([storage.bytes for storage in recording.steady.base], [first, steady])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from engine.closed_form import predict
 from engine.errors import RunError, UnsupportedError
 from engine.measure import measure
 from engine.result import RunResult
@@ -41,6 +42,29 @@ def test_losses_equal_those_of_one_process_and_ranks_hold_their_share(stage, alo
     assert share == pytest.approx(1.0 if stage == "none" else 0.5, rel=0.01)
     parameters = together.memory.at_peak.parameters / alone.memory.at_peak.parameters
     assert parameters == pytest.approx(0.5 if stage == "zero-3" else 1.0, rel=0.01)
+    assert predict(together.spec).memory.device_peak_bytes == pytest.approx(
+        together.ranks[0]["device_peak_bytes"], rel=0.005
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "stage", "checkpointing"),
+    [("gpt:4,128,4,512", "zero-2", "none"), ("llama:4,128,4,2,344,512", "zero-3", "per-layer")],
+)
+def test_every_rank_peaks_where_the_closed_form_says(model, stage, checkpointing):
+    result = run(model=model, sharding=stage, checkpointing=checkpointing, world_size=2, steps=1, seq=64)
+    predicted = predict(result.spec).memory.device_peak_bytes
+    assert [rank["device_peak_bytes"] for rank in result.ranks] == pytest.approx([predicted] * 2, rel=0.005)
+
+
+@pytest.mark.parametrize("ranks", [8, 64, 1024])
+@pytest.mark.parametrize("stage", ["zero-1", "zero-2", "zero-3"])
+def test_predictions_for_any_number_of_ranks_need_no_processes(stage, ranks):
+    start = time.perf_counter()
+    memory = predict(RunSpec(model="llama-2-7b", sharding=stage, world_size=ranks, checkpointing="per-layer")).memory
+    assert time.perf_counter() - start < 0.2
+    assert sum(memory.at_peak.model_dump().values()) == memory.device_peak_bytes
 
 
 @pytest.mark.slow

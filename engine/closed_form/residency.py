@@ -10,15 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.architecture import Architecture
+from engine.closed_form.lower import tier_bytes
 from engine.closed_form.states import block_parameters, optimizer_state_bytes, parameter_elements
+from engine.offload.layout import LANDING_BUFFERS
 from engine.recipes import DTYPE_BYTES, RECIPES
 from engine.spec import RunSpec
 
 PREFETCHED = 2
 """Blocks whose parameters are on the device at once: the one that runs, and the next one on its way."""
-
-LANDING_BUFFERS = 3
-"""Units whose gradients wait in host memory while states are streamed from a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +77,11 @@ def residency(spec: RunSpec) -> Residency:
         host, nvme, written = landing + 2 * _share(states + rank_weights, arch.layers), rank_weights + states, stored
         if spec.offload_parameters == "cpu":
             host += rank_weights
+    if lower != "none" and (stage == 0 or ranks == 1):
+        host, nvme, written = tier_bytes(
+            arch, recipe, spec.optimizer, tier=lower, parameters=spec.offload_parameters,
+            few_landings=spec.offload_overlap and spec.grad_accumulation == 1,
+        )  # fmt: skip
     return Residency(
         parameters=on_device,
         working_parameters=0 if gathers else working,

@@ -14,6 +14,10 @@ from engine.recipes import BLOCK_8BIT, DTYPE_BYTES, MOMENTS, Recipe
 PAGE_BYTES = 4096
 TENSOR_BYTES = 64  # every tensor starts at a cache line
 
+LANDING_BUFFERS = 3  # units whose gradients may wait in host memory while others are updated
+STATE_BUFFERS = 3  # one unit is read ahead, one is updated, one is written behind
+WEIGHT_BUFFERS = 2  # one block's weights go to the device while the next block's are read
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:

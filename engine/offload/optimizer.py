@@ -20,14 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.offload.layout import LANDING_BUFFERS
 from engine.offload.link import Copy, Lane, Link
 from engine.offload.states import Buffers, States, Unit
 from engine.offload.tiers import Arena, HostBlock
 from engine.optimizers import DTYPES, Slot, fused_adamw, update
 from engine.recipes import Recipe
 from engine.spec import Optimizer as OptimizerName
-
-LANDING_BUFFERS = 3  # units whose gradients may wait in host memory while states are streamed from a file
 
 Observer = Callable[[str, Tensor], None]
 """Told of `grad` and a gradient when it is born, of `param` and `free` and a parameter when its storage is filled and

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.offload.layout import Piece, UnitLayout, unit_layout
+from engine.offload.layout import STATE_BUFFERS, WEIGHT_BUFFERS, Piece, UnitLayout, unit_layout
 from engine.offload.link import Copy, Lane, Link
 from engine.offload.nvme import NvmeFile
 from engine.offload.tiers import Arena, HostBlock
@@ -24,8 +24,6 @@ from engine.optimizers import DTYPES, Slot
 from engine.recipes import Recipe
 
 TORCH_DTYPES = {**DTYPES, "int8": torch.int8}
-STATE_BUFFERS = 3  # one unit is read ahead, one is updated, one is written behind
-WEIGHT_BUFFERS = 2  # one block's weights go to the device while the next block's are read
 
 
 @dataclass(eq=False)

@@ -47,6 +47,21 @@ def test_a_simulated_step_keeps_what_the_ledger_says(case: dict[str, Any]) -> No
     assert ours.peak_phase == real.peak_phase
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+@pytest.mark.parametrize(
+    "places", [("cpu", "none"), ("cpu", "cpu"), ("nvme", "none"), ("nvme", "cpu"), ("nvme", "nvme")]
+)
+def test_the_tiers_hold_what_is_laid_out_in_them(places: tuple[str, str], precision: str) -> None:
+    optimizer, parameters = places
+    spec = RunSpec.model_validate(
+        BASE | {"model": GPT, "offload_optimizer": optimizer, "offload_parameters": parameters, "precision": precision}
+    )
+    laid_out, ours = simulate(spec)[0].memory, predict(spec).memory
+    assert ours.nvme_bytes == laid_out.nvme_bytes
+    assert (ours.nvme_written_bytes_per_step or 0) == (laid_out.nvme_written_bytes_per_step or 0)
+    assert (ours.host_peak_bytes or 0) >= (laid_out.host_peak_bytes or 0) > 0  # what waits depends on timing: a bound
+
+
 @pytest.mark.parametrize("checkpointing", ["none", "per-layer"])
 @pytest.mark.parametrize("attention", ["standard", "flash"])
 @pytest.mark.parametrize("model", ["gpt-tiny", "llama-tiny"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.architecture import resolve_model
+from engine.catalog import gpu
 from engine.closed_form import predict
+from engine.closed_form.hardware import rates
 from engine.closed_form.korthikanti import formula_bytes, layer_bytes
 from engine.closed_form.states import optimizer_state_bytes, parameter_elements
+from engine.closed_form.timing import transfer_seconds
 from engine.errors import UnsupportedError
 from engine.recipes import RECIPES
 from engine.result import RunResult
@@ -152,6 +157,31 @@ def test_transfers_cost_nothing_where_they_hide_and_all_where_they_do_not() -> N
     assert hidden == 0.0
     assert serial is not None
     assert serial > 1.0
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    places=st.sampled_from([("cpu", "none"), ("cpu", "cpu"), ("nvme", "none"), ("nvme", "cpu"), ("nvme", "nvme")]),
+    activations=st.sampled_from(["none", "cpu"]), checkpointing=st.sampled_from(["none", "per-layer"]),
+    layers=st.integers(2, 12), faster=st.floats(1.0, 8.0), grad_accumulation=st.integers(1, 3),
+)  # fmt: skip
+def test_waiting_grows_with_bytes_and_shrinks_with_bandwidth(
+    places: tuple[str, str], activations: str, layers: int, faster: float, **fields: Any
+) -> None:
+    offload = dict(zip(("offload_optimizer", "offload_parameters"), places, strict=True))
+
+    def waits(depth: int, speed: float, overlap: bool) -> float:
+        shape = {"model": f"llama:{depth},128,4,2,344,512", "gpu": "a100", "offload_activations": activations}
+        spec = RunSpec.model_validate(shape | offload | fields | {"offload_overlap": overlap})
+        card = rates(gpu("a100"), 1)
+        assert card is not None
+        return transfer_seconds(spec, replace(card, host_link=card.host_link * speed), 1e-4, 2e-4, layers * 2**20)
+
+    serial, overlapped = waits(layers, 1.0, False), waits(layers, 1.0, True)
+    assert 0.0 <= overlapped <= serial < math.inf
+    assert serial > 0.0
+    for overlap, now in ((False, serial), (True, overlapped)):
+        assert waits(layers, faster, overlap) <= now <= waits(layers + 1, 1.0, overlap)
 
 
 def test_offloaded_activations_are_on_the_host_but_for_the_last_block() -> None:

@@ -14,6 +14,7 @@ from app.charts.bars import Segment, full_width, segments
 from app.pages.form import COMMON_POLICIES, Draft, draft, field_errors, form_fields, parse, query_of
 from engine.catalog import Gpu, gpu
 from engine.closed_form import predict
+from engine.closed_form.fits import usable_bytes
 from engine.errors import SpecError
 from engine.result import RunResult
 from engine.spec import RunSpec
@@ -63,6 +64,8 @@ class Answer:
 
     rows: list[Row]
     card: Gpu | None
+    limit_bytes: int | None
+    """What of the card's memory is usable: the limit that the plan below holds to as well."""
     limit_at: float | None
 
     @property
@@ -108,12 +111,13 @@ def answer(asked: Draft) -> Answer | None:
         asked.errors |= field_errors(error)
         return None
     card = gpu(base.gpu) if base.gpu else None
-    limit = card.memory_bytes if card else None
+    limit = usable_bytes(card, base.world_size) if card else None
     peaks = {name: result.memory.device_peak_bytes or 0 for name, _, result, _ in rows if result}
     full = full_width(list(peaks.values()), limit)
     return Answer(
         rows=[_row(name, spec, result, missing, full, limit) for name, spec, result, missing in rows],
         card=card,
+        limit_bytes=limit,
         limit_at=round(100 * limit / full, 3) if limit else None,
     )
 

@@ -66,6 +66,8 @@ def measure_here(spec: RunSpec, device: torch.device, progress: Progress) -> tup
 def _measure_training(spec: RunSpec, device: torch.device, progress: Progress) -> tuple[RunResult, Timeline]:
     progress("build", 0, 1)
     training = build(spec, device)
+    if spec.compile:
+        training.compile()
     try:
         return _measure_built(training, progress)
     finally:

@@ -202,6 +202,9 @@ def _refusals(spec: RunSpec) -> Iterator[tuple[str, bool, str]]:
         "parameters on nvme with the optimizer in host memory is not supported: set offload_optimizer to nvme",
     )
     offloaded = {spec.offload_optimizer, spec.offload_parameters, spec.offload_activations} != {"none"}
+    for name, only in {"checkpointing": "none", "sharding": "none", "world_size": 1, "mode": "train"}.items():
+        wrong = spec.compile and getattr(spec, name) != only
+        yield f"compile, {name}", wrong, f"with compile=true {name} must be {only}: Remat's policies run eagerly"
     yield "compile, offload_*", spec.compile and offloaded, "torch.compile does not trace the offload hooks: use one"
     yield (
         "sharding, offload_*",

@@ -143,6 +143,11 @@ class Training:
             "temporaries": storage_bytes(getattr(self.optimizer, "buffers", ())),
         }
 
+    def compile(self) -> None:
+        """Trace the model with torch.compile from its next step on. Block marks are not kept in a compiled graph."""
+        inside = self.model.inside if isinstance(self.model, HuggingFaceModel) else self.model
+        inside.forward = torch.compile(inside.forward)
+
     def close(self) -> None:
         """Stop what runs beside the training thread and remove its files."""
         if self.offload:

@@ -10,8 +10,12 @@ A row becomes one RunSpec, or two whose mean is predicted. The recipes of the so
 | full, full (per layer)                                   | `per-layer`                                              |
 | selective: full AC on every 2nd layer                    | mean of `none` and `per-layer` (half the layers each)    |
 | per-op SAC (attention and every second matmul saved)     | mean of `selective` with and without `mlp-in`: of the    |
-|                                                          | two wide matmuls one is saved                            |
+|                                                          | two wide matmuls one is saved; plus w2's output, less    |
+|                                                          | wk's, since the rule counts matmuls and not their use    |
 | reshard_after_forward=never                              | `zero-2`                                                 |
+| fp32 reduce                                              | the buffer that a block's gradients are scattered from   |
+|                                                          | has 4 bytes an element, 2 more than ours (torch keeps    |
+|                                                          | one: `_fsdp_param_group.py`, `reduce_scatter_states`)    |
 | chunked cross-entropy                                    | `loss_chunks=8`                                          |
 
 Reserved rows of sharded runs are judged against the predicted allocated bytes times `RESERVED_OVER_ALLOCATED`, which
@@ -28,6 +32,7 @@ from typing import Any
 
 from engine.catalog import published_measurements
 from engine.closed_form import predict
+from engine.closed_form.residency import block_bytes
 from engine.spec import RunSpec
 from engine.units import GIB
 from engine.validate.statistics import Comparison, median
@@ -161,11 +166,23 @@ def _policies(name: str) -> list[str]:
 
 
 def predicted_bytes(judged: Judged) -> float:
-    """Allocated bytes at the peak: the mean over the row's specs, and what the source's loop holds besides."""
+    """Allocated bytes at the peak: the mean over the row's specs, and what the source's recipe holds besides."""
     peaks = [predict(spec).memory.device_peak_bytes or 0 for spec in judged.specs]
     spec = judged.specs[0]
     logits = 4 * spec.micro_batch * spec.seq * spec.architecture.vocab
-    return sum(peaks) / len(peaks) + (logits if judged.row["source"].endswith(HELD_LOGITS) else 0)
+    held = logits if judged.row["source"].endswith(HELD_LOGITS) else 0
+    if "per-op" in judged.row["checkpointing"]:
+        held += _saved_by_every_second_matmul(spec)
+    if "fp32 reduce" in (judged.row["master_weights/precision recipe"] or "") and spec.sharding == "zero-3":
+        held += block_bytes(spec.architecture, "bf16")
+    return sum(peaks) / len(peaks) + held
+
+
+def _saved_by_every_second_matmul(spec: RunSpec) -> int:
+    """What per-op SAC keeps beyond our two specs' mean: of wq, wk, wv, wo, w1, w3, w2 in that order it saves the first,
+    third, fifth and seventh, so w2's output (which backward never reads) and not wk's."""
+    arch = spec.architecture
+    return 2 * arch.layers * spec.micro_batch * spec.seq * (arch.hidden - arch.kv_width)
 
 
 HELD_LOGITS = ("(#165)", "(#355)")

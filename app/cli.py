@@ -238,5 +238,15 @@ def doctor() -> None:
         raise typer.Exit(FAILED)
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def validate(context: typer.Context) -> None:
+    """How accurate Remat is. Takes --only, --configs, --json, --write and --help."""
+    import subprocess
+
+    # The torch half of the engine runs as a process of its own, as always.
+    command = [sys.executable, "-m", "engine.validate", *context.args]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
+
+
 if __name__ == "__main__":
     main()

@@ -2,8 +2,8 @@
 
 from fastapi import APIRouter
 
-from app.pages import about, exercises, explore, home, jobs, learn, machine, plan, runs
+from app.pages import about, accuracy, exercises, explore, home, jobs, learn, machine, plan, runs
 
 router = APIRouter(include_in_schema=False)
-for module in (machine, home, plan, jobs, runs, explore, exercises, learn, about):
+for module in (machine, home, plan, jobs, runs, explore, exercises, learn, accuracy, about):
     router.include_router(module.router)

@@ -30,6 +30,7 @@ NAVIGATION = (
     ("/jobs", "Jobs"),
     ("/learn", "Learn"),
     ("/exercises", "Exercises"),
+    ("/accuracy", "Accuracy"),
     ("/about", "About"),
 )
 

@@ -112,7 +112,8 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, dict[
         "refused": "/?seq=0", "new": "/jobs/new?precision=bf16&steps=3", "jobs": "/jobs",
         "job": f"/jobs/{job}",
         "explore": "/explore", "runs": "/runs", "run": f"/runs/{ids[0]}", "oom": f"/runs/{ids[4]}",
-        "compare": f"/compare?ids={ids[0]}&ids={ids[2]}", "about": "/about", "missing": "/nowhere",
+        "compare": f"/compare?ids={ids[0]}&ids={ids[2]}", "about": "/about",
+        "accuracy": "/accuracy", "missing": "/nowhere",
     }  # fmt: skip
     with serving(Settings(data_dir=folder, lock_dir=folder / "locks")) as address:
         yield address, pages

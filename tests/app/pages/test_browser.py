@@ -16,7 +16,8 @@ from playwright.sync_api import Browser, Page, expect
 
 PAGES = (
     "home",
-    "plan", "refused", "new", "jobs", "job", "explore", "runs", "run", "oom", "compare", "about", "missing",
+    "plan", "refused", "new", "jobs", "job", "explore", "runs", "run", "oom", "compare", "about", "accuracy",
+    "missing",
 )  # fmt: skip
 VIEWS = {
     "1440-light": (1440, "light"),
@@ -24,7 +25,7 @@ VIEWS = {
     "1440-dark": (1440, "dark"),
     "390-light": (390, "light"),
 }
-CHARTS = ("home", "job", "explore", "run")
+CHARTS = ("home", "job", "explore", "run", "accuracy")
 
 Shown = tuple[str, dict[str, str]]
 

@@ -62,7 +62,8 @@ def state(request: pytest.FixtureRequest, store: Callable[..., str]) -> str | No
 
 
 def test_every_page_of_every_state(client: TestClient, database: Database, state: str | None) -> None:
-    for path in ("/", "/jobs", "/jobs/new", "/explore", "/runs", "/about", "/explore?log_x=1&log_y=1&colour=model"):
+    drawn = "/explore?log_x=1&log_y=1&colour=model"
+    for path in ("/", "/jobs", "/jobs/new", "/explore", "/runs", "/about", "/accuracy", drawn):
         read(client, path)
     if state:
         assert HOSTILE not in read(client, f"/jobs/{state}")

@@ -1,0 +1,63 @@
+"""How far each prediction was off, where it could be checked: the report that `remat validate` wrote."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from app.charts.accuracy import accuracy_figure
+from app.pages.access import prefix
+from app.pages.labels import facts
+from app.pages.render import page
+from engine.catalog import DATA
+
+router = APIRouter(include_in_schema=False)
+
+SECTIONS = {
+    "simulation": (
+        "Simulated against measured",
+        "Small training steps, simulated and then really run on one machine: peak bytes in the device's allocator.",
+    ),
+    "catalog": (
+        "Closed form against simulated",
+        "Every model of the catalog in Remat's own decoder, under every policy that the closed form knows.",
+    ),
+    "published": (
+        "Closed form against published measurements",
+        "Peak memory that others measured on GPUs. No constant was fitted to a row that it is judged on.",
+    ),
+}
+
+
+@cache
+def accuracy_report() -> dict[str, Any]:
+    """The report that ships with this version."""
+    report: dict[str, Any] = json.loads((DATA / "accuracy.json").read_text())
+    return report
+
+
+@router.get("/accuracy")
+def accuracy(request: Request) -> Response:
+    report = accuracy_report()
+    sections = [
+        {"key": key, "title": title, "text": text, "figure": accuracy_figure(report[key]["rows"]), **report[key]}
+        for key, (title, text) in SECTIONS.items()
+        if key in report
+    ]
+    context = {
+        "here": "/accuracy",
+        "sections": sections,
+        "created_at": report["created_at"],
+        "environment": facts(report["environment"]),
+        "machine_form": prefix(request) + "/accuracy.json",
+    }
+    return page(request, "accuracy.html", context)
+
+
+@router.get("/accuracy.json")
+def accuracy_json() -> Response:
+    return JSONResponse(accuracy_report())

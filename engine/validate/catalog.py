@@ -16,6 +16,7 @@ from engine.spec import RunSpec
 from engine.validate.statistics import Comparison
 
 POLICIES = ("none", "per-layer", "every-4", "selective")
+THEIR_CLASS = "transformers' class"
 SHAPE = {"micro_batch": 8, "seq": 1024, "precision": "bf16", "optimizer": "sgd"}
 """Enough tokens, and small enough states, that activations are what is compared."""
 
@@ -37,7 +38,7 @@ def compare() -> Iterator[Comparison]:
         for policy in ("none", "per-layer"):
             theirs = RunSpec.model_validate({"model": config, "checkpointing": policy, **SHAPE})
             ours = RunSpec.model_validate({"model": name, "checkpointing": policy, **SHAPE})
-            yield _pair(f"{name} {policy}", "transformers' class", ours, theirs)
+            yield _pair(f"{name} {policy}", THEIR_CLASS, ours, theirs)
 
 
 def _pair(label: str, group: str, predicted: RunSpec, actual: RunSpec) -> Comparison:

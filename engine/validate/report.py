@@ -10,6 +10,7 @@ from engine.environment import environment
 from engine.training import resolve_device
 from engine.units import format_bytes
 from engine.validate import published
+from engine.validate.catalog import THEIR_CLASS
 from engine.validate.statistics import Comparison, Summary, outliers, summarise
 
 TITLES = {
@@ -39,6 +40,8 @@ def _row(row: Comparison) -> dict[str, Any]:
 
 
 def _note(row: Comparison) -> str:
+    if row.group == THEIR_CLASS:
+        return "the class keeps more: norms and activations by parts and in fp32, its own loss with fp32 logits"
     return published.UNSAID.get(row.row, "no explanation") if row.row is not None else ""
 
 

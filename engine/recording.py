@@ -15,12 +15,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from engine.checkpointing.replay import replaying
 from engine.extrapolate import BaseStorage, Step
 from engine.observe import apply_mark, marked
 from engine.trace import Recorder
 from engine.training import Training
 
 Cut = Callable[[int | None], None]
+
+
+FORMULAS = flop_registry | {torch.ops.aten.addmm_: flop_registry[torch.ops.aten.addmm]}
+"""torch's table knows the product that is added out of place only."""
+
+SCORES_AGAIN = 5
+"""One of the five products of a flash attention's backward makes the scores again."""
+
+
+def _is_flash_backward(packet: Any) -> bool:
+    return "attention" in packet.__name__ and packet.__name__.endswith("backward")
 
 
 class StorageRecorder(TorchDispatchMode):
@@ -49,10 +61,19 @@ class StorageRecorder(TorchDispatchMode):
         for leaf in tree_leaves(output):
             if isinstance(leaf, Tensor):
                 self._see(leaf.untyped_storage())
-        if (formula := flop_registry.get(func._overloadpacket)) is not None:
-            recomputed = bool(self.recorder.open_blocks) and self.recorder.phases[-1].name == "backward"
-            self.flops.append((self._tick(), formula(*args, **(kwargs or {}), out_val=output), recomputed))
+        if (formula := FORMULAS.get(func._overloadpacket)) is not None:
+            self._count(func._overloadpacket, formula(*args, **(kwargs or {}), out_val=output))
         return output
+
+    def _count(self, packet: Any, flops: int) -> None:
+        """Note an operator's FLOPs, those that only repeat forward's work apart."""
+        if self._in_backward() and (self.recorder.open_blocks or replaying()):
+            self.flops.append((self._tick(), flops, True))
+            return
+        again = flops // SCORES_AGAIN if _is_flash_backward(packet) else 0
+        self.flops.append((self._tick(), flops - again, False))
+        if again:
+            self.flops.append((self._tick(), again, True))
 
     def _in_backward(self) -> bool:
         return bool(self.recorder.phases) and self.recorder.phases[-1].name == "backward"

@@ -4,6 +4,7 @@ import pytest
 
 from engine import simulate as simulation
 from engine.checkpoint_names import parse_checkpointing
+from engine.closed_form import predict
 from engine.depth import at_depth, fixed_plan, shallow_depth
 from engine.extrapolate import NotUniform, deepen
 from engine.measure import measure
@@ -89,11 +90,16 @@ def test_the_result_is_whole() -> None:
     assert curve.x[curve.peak_index] >= 0
 
 
-def test_checkpointing_recomputes_and_none_does_not() -> None:
-    plain = simulate(RunSpec(model="gpt:4,64,2,512", seq=64))[0].timing
-    checkpointed = simulate(RunSpec(model="gpt:4,64,2,512", seq=64, checkpointing="per-layer"))[0].timing
-    assert plain.model_flops == plain.hardware_flops == checkpointed.model_flops
-    assert (checkpointed.hardware_flops or 0) > (checkpointed.model_flops or 0)
+@pytest.mark.parametrize("policy", ["none", "per-layer", "selective", "nested"])
+@pytest.mark.parametrize("attention", ["standard", "flash", "tiled"])
+def test_flops_are_the_closed_form_s(attention: str, policy: str) -> None:
+    """With recomputation and without; the scores that a flash backward makes again are recomputation."""
+    spec = RunSpec(model="gpt:3,64,2,512", seq=64, attention=attention, checkpointing=policy, loss_chunks=2)
+    simulated, closed = simulate(spec)[0].timing, predict(spec).timing
+    assert simulated.model_flops == closed.model_flops
+    assert simulated.hardware_flops == closed.hardware_flops
+    recomputes = policy != "none" or attention != "standard"
+    assert ((simulated.hardware_flops or 0) > (simulated.model_flops or 0)) == recomputes
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ allocator events of one more step (live bytes above what is alive between steps)
 - `none`, and Remat's policies;
 - `torch.utils.checkpoint` by hand around every block;
 - torch.compile with `activation_memory_budget`, backends aot_eager_decomp_partition and inductor, and for each of them
-  Remat's plan whose peak is the nearest that is no higher;
+  the plan of Remat's that recomputes least among those whose peak is no higher;
 - transformers' `gradient_checkpointing_enable` on its GPT-2 of the same shape, beside Remat's per-layer on that class.
 """
 
@@ -59,7 +59,7 @@ def build(name: str) -> Any:
     elif kind == "compile":
         backend, budget = detail.split(" ")
         torch._functorch.config.activation_memory_budget = float(budget)
-        training._loss = torch.compile(training._loss, backend=backend)  # type: ignore[method-assign]  # a contender
+        inner.forward = torch.compile(inner.forward, backend=backend, fullgraph=True)  # one graph: one budget
     return training
 
 
@@ -108,6 +108,7 @@ class Contender:
         ranked = sorted(self.seconds)
         return {
             "contender": self.name,
+            "fastest_seconds": ranked[0],
             "step_seconds": statistics.median(ranked),
             "p20_seconds": ranked[len(ranked) // 5],
             "p80_seconds": ranked[-1 - len(ranked) // 5],
@@ -132,8 +133,8 @@ def simulated_peak(policy: str) -> int:
 
 
 def within(target: int, peaks: dict[str, int]) -> str:
-    """Remat's policy with the largest peak that is at most `target`: what it can do with the same memory."""
-    return max((policy for policy in peaks if peaks[policy] <= target), key=lambda p: peaks[p], default="per-layer")
+    """Remat's first policy, from those that recompute least on, whose peak is at most `target`."""
+    return next((policy for policy in peaks if peaks[policy] <= target), "per-layer")
 
 
 def run(rounds: int) -> list[dict[str, Any]]:
@@ -142,9 +143,8 @@ def run(rounds: int) -> list[dict[str, Any]]:
     names += [f"compile {backend} {budget}" for backend in BACKENDS for budget in BUDGETS]
     names += ["transformers none", "transformers gradient_checkpointing_enable", "transformers-remat per-layer"]
     contenders = {name: Contender(name) for name in names}
-    peaks = {
-        policy: simulated_peak(policy) for policy in ["none", "per-layer", *(f"budget-0.{f}" for f in range(1, 10))]
-    }
+    budgets = [f"budget-{percent / 100:g}" for percent in range(95, 5, -5)]
+    peaks = {policy: simulated_peak(policy) for policy in ["none", *budgets, "per-layer"]}
     equals = {}
     for name in [name for name in names if name.startswith("compile")]:
         equals[name] = f"remat {within(contenders[name].peak, peaks)}"
@@ -161,7 +161,7 @@ def run(rounds: int) -> list[dict[str, Any]]:
         if row["contender"] in equals:
             rival = contenders[equals[row["contender"]]]
             row["ours_at_no_more_memory"] = rival.name
-            row["ours_over_theirs"] = statistics.median(rival.seconds) / row["step_seconds"]
+            row["ours_over_theirs"] = min(rival.seconds) / row["fastest_seconds"]
     return rows
 
 
@@ -170,17 +170,18 @@ def markdown(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
         "# Checkpointing beside its peers", "",
         f"`{about['command']}` on {about['cpu']}, {about['threads']} threads, {about['date']}; torch {about['torch']}, "
         f"transformers {about['transformers']}. {MODEL}, batch {BATCH}, sequence {SEQ}, fp32, standard attention. "
-        f"Medians of {about['rounds']} interleaved steps.", "",
-        "Peak: live bytes above parameters and optimizer states (gradients included). The last column is the time of "
-        "Remat's plan with no higher peak over the contender's.", "",
-        "| contender | step, s (p20 to p80) | peak, MiB | saved for backward, MiB | ours at no more memory |",
-        "|---|---|---|---|---|",
+        f"{about['rounds']} interleaved steps of each.", "",
+        "Peak: live bytes above parameters and optimizer states (gradients included). The last column is the "
+        "fastest step of Remat's plan with no higher peak over the contender's: other load only ever adds time.", "",
+        "| contender | fastest step, s | median, s (p20 to p80) | peak, MiB | saved for backward, MiB "
+        "| ours at no more memory |",
+        "|---|---|---|---|---|---|",
     ]  # fmt: skip
     for row in rows:
         spread = f"{row['step_seconds']:.3f} ({row['p20_seconds']:.3f} to {row['p80_seconds']:.3f})"
         peaks = f"{row['activation_peak_bytes'] / MIB:.1f} | {row['saved_activation_bytes'] / MIB:.1f}"
         rival = f"{row['ours_at_no_more_memory']}: {row['ours_over_theirs']:.2f}×" if "ours_over_theirs" in row else ""
-        lines.append(f"| {row['contender']} | {spread} | {peaks} | {rival} |")
+        lines.append(f"| {row['contender']} | {row['fastest_seconds']:.3f} | {spread} | {peaks} | {rival} |")
     return "\n".join(lines) + "\n"
 
 

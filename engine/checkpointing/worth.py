@@ -17,7 +17,7 @@ from engine.closed_form.tape import Op, Tape, total_bytes
 from engine.spec import RunSpec
 
 CPU_RATES = Rates(matmul=1.5e11, attention=1.0e11, memory=6e9, host_link=1e10, peers=1e10)
-"""Two cores of a server with AVX-512, fp32: what `python -m benchmarks.checkpointing` sees them reach. `memory` is a
+"""Two cores of a server with AVX-512, fp32: rough estimates, not fitted to a benchmark. `memory` is a
 pointwise kernel's rate, the arithmetic of GELU and softmax included. Plans depend on the ratios alone."""
 
 REFERENCE_GPU = "a100-80gb-sxm"

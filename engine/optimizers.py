@@ -7,7 +7,7 @@ never larger than the largest parameter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -112,6 +112,9 @@ def update(slot: Slot, grad: Tensor, optimizer: OptimizerName) -> None:
 class DeviceOptimizer:
     """The optimizer of a run that offloads nothing: every state beside its parameter."""
 
+    buffers: Sequence[Tensor] = ()
+    """What a sharded one keeps for its collectives between steps."""
+
     def __init__(self, parameters: Iterable[Tensor], recipe: Recipe, optimizer: OptimizerName) -> None:
         self.optimizer = optimizer
         self.slots = [make_slot(parameter, recipe, optimizer) for parameter in parameters]
@@ -128,6 +131,13 @@ class DeviceOptimizer:
             if not self.one_call and grad is not None:
                 update(slot, grad, self.optimizer)
             slot.parameter.grad = None
+
+    def apply(self, slot: Slot, grad: Tensor) -> None:
+        """Update one slot alone, as a sharded optimizer does unit by unit."""
+        if self.one_call:
+            fused_adamw([slot.parameter], [grad], [slot])
+        else:
+            update(slot, grad, self.optimizer)
 
     def tensors(self) -> list[Tensor]:
         """Every state tensor, for accounting."""

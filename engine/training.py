@@ -5,7 +5,7 @@ It runs unchanged on real tensors (measurement) and on fake ones (simulation).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,6 +33,9 @@ from engine.spec import RunSpec
 
 class Updates(Protocol):
     """What a training step needs of an optimizer."""
+
+    buffers: Sequence[Tensor]
+    """Device tensors that it keeps between steps beside the states."""
 
     def step(self) -> object:
         """Update every parameter that has a gradient, and drop the gradients."""
@@ -140,7 +143,7 @@ class Training:
         return {
             "parameters": storage_bytes([*self.model.parameters(), *self.model.buffers()]),
             "optimizer_states": storage_bytes(self.optimizer.tensors()),
-            "temporaries": storage_bytes(getattr(self.optimizer, "buffers", ())),
+            "temporaries": storage_bytes(self.optimizer.buffers),
         }
 
     def compile(self) -> None:

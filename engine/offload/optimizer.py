@@ -54,6 +54,9 @@ class Landing:
 class OffloadedOptimizer:
     """Updates `units` in the tier that `states` stands for. Expects one backward pass a micro-batch."""
 
+    buffers: Sequence[Tensor] = ()
+    """On the device it keeps none between steps."""
+
     def __init__(
         self,
         units: Sequence[Unit],

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, Comm, ReduceScatter
 from torch.distributed.tensor import DTensor
 
-from engine.optimizers import Slot, fused_adamw, make_slot, update
+from engine.optimizers import DeviceOptimizer
 from engine.recipes import Recipe
 from engine.spec import Optimizer as OptimizerName
 from engine.spec import Sharding
@@ -117,32 +117,7 @@ def flatten(parameters: Sequence[Tensor], rank: int, world_size: int) -> FlatUni
     return FlatUnit(list(parameters), flat, flat[rank * share : (rank + 1) * share])
 
 
-class Stepper:
-    """The update rule on this rank's tensors."""
-
-    buffers: Sequence[Tensor] = ()
-    """What a stage keeps for its collectives between steps."""
-
-    def __init__(self, weights: Sequence[Tensor], recipe: Recipe, optimizer: OptimizerName) -> None:
-        self.optimizer = optimizer
-        self.slots = [make_slot(weight, recipe, optimizer) for weight in weights]
-        self.one_call = optimizer == "adamw" and recipe.weight == recipe.moment and not recipe.master
-
-    def step(self) -> None:
-        """Average the gradients, update what this rank owns, give and get the new weights, drop the gradients."""
-        raise NotImplementedError
-
-    def apply(self, slot: Slot, grad: Tensor) -> None:
-        if self.one_call:
-            fused_adamw([slot.parameter], [grad], [slot])
-        else:
-            update(slot, grad, self.optimizer)
-
-    def tensors(self) -> list[Tensor]:
-        return [tensor for slot in self.slots for tensor in slot.tensors]
-
-
-class ReplicatedOptimizer(Stepper):
+class ReplicatedOptimizer(DeviceOptimizer):
     """Plain data parallelism: every rank holds everything and does the same update."""
 
     def __init__(self, parameters: Sequence[Tensor], recipe: Recipe, optimizer: OptimizerName) -> None:
@@ -159,7 +134,7 @@ class ReplicatedOptimizer(Stepper):
                 slot.parameter.grad = None
 
 
-class FlatOptimizer(Stepper):
+class FlatOptimizer(DeviceOptimizer):
     """ZeRO-1 and ZeRO-2. `early`: gradients are scattered as soon as a unit's are complete, in every micro-batch."""
 
     def __init__(
@@ -211,7 +186,7 @@ class FlatOptimizer(Stepper):
             all_gather(unit.flat, self.share[: unit.own.numel()].copy_(unit.own))
 
 
-class ShardedOptimizer(Stepper):
+class ShardedOptimizer(DeviceOptimizer):
     """ZeRO-3: FSDP2 keeps each rank's rows of every parameter and gradient; this updates them where they are."""
 
     def __init__(self, parameters: Sequence[Tensor], recipe: Recipe, optimizer: OptimizerName) -> None:
@@ -240,7 +215,7 @@ def shard(
     optimizer: OptimizerName,
     *,
     offload: bool = False,
-) -> Stepper:
+) -> DeviceOptimizer:
     """Spread `model` over the process group that is there; the optimizer of this rank.
 
     `offload` (ZeRO-3 on CUDA): the shards of parameters, gradients and states live in host memory.

@@ -114,6 +114,14 @@ class RunSpec(BaseModel):
         default=0, description="Seed of weights, data, dropout."
     )
 
+    @field_validator("model", mode="before")
+    @classmethod
+    def _name_or_object(cls, value: object) -> object:
+        """One message for the field, rather than one for each half of its union."""
+        if not isinstance(value, str | dict):
+            raise SpecError("model", "must be a preset name, gpt:…, llama:… or the object of a config.json")
+        return value
+
     @field_validator("model")
     @classmethod
     def _known_model(cls, value: str | dict[str, Any]) -> str | dict[str, Any]:

@@ -171,9 +171,10 @@ def _facts(run: Result, predicted: Result | None) -> list[tuple[str, str, str]]:
     )
     phase = f"in the {memory['peak_phase']} phase" if memory["peak_phase"] else ""
     expected = PEAK.of(predicted) if predicted else None
+    compared = "closed form" if off is None else f"closed form, off by {signed_percent(off, 2)}"
     found = [
         ("Peak memory", format_bytes(memory["device_peak_bytes"]), phase),
-        ("Predicted peak", format_bytes(expected), f"closed form, off by {signed_percent(off, 2)}"),
+        ("Predicted peak", format_bytes(expected), compared),
         ("Saved for backward", format_bytes(memory["saved_activation_bytes"]), ""),
         ("Step", format_seconds(timing["step_seconds"]), spread),
         ("Tokens per second", SPEED.show(timing["tokens_per_second"]), ""),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 from engine.result import CATEGORIES, AtPeak, Phase, Timeline
 
@@ -91,7 +91,7 @@ class Trace:
         """The phase running at `time`."""
         for span in self.phases:
             if span.start <= time <= span.end:
-                return span.name  # type: ignore[return-value]  # names come from Observer.phase, typed there
+                return cast(Phase, span.name)  # the names that `Training.step` gives its phases
         return None
 
     def saved_bytes(self) -> int:

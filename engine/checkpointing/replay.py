@@ -242,7 +242,10 @@ class Recording(TorchDispatchMode):
 
     def _step(self, func: Any, args: Any, options: Any) -> Step:
         leaf = Shape if reads_shape_only(func) else self._leaf
-        convert = lambda x: leaf(x) if isinstance(x, Tensor) else x  # noqa: E731  # local to the two calls below
+
+        def convert(x: Any) -> Any:
+            return leaf(x) if isinstance(x, Tensor) else x
+
         return Step(func, _map(convert, args), _map(convert, options), self._random(func, args))
 
     def _leaf(self, tensor: Tensor) -> View | Held:

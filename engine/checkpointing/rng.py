@@ -6,7 +6,7 @@ The state is kept as bytes of the interpreter (5056 on a CPU, 16 on CUDA): it is
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -58,6 +58,10 @@ class Replayed:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.state = bytearray()
+
+    def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Both, as `torch.utils.checkpoint` asks for them."""
+        return self.first(), self.again()
 
     @contextmanager
     def first(self) -> Iterator[None]:

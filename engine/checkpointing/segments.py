@@ -65,8 +65,7 @@ class Runner:
         inside = partial(self._run, region, calls)
         if self.dropout and not torch.compiler.is_compiling():
             replayed = Replayed(x.device)
-            contexts = lambda: (replayed.first(), replayed.again())  # noqa: E731  # what checkpoint asks for
-            return checkpoint(inside, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+            return checkpoint(inside, x, use_reentrant=False, preserve_rng_state=False, context_fn=replayed.contexts)
         return checkpoint(inside, x, use_reentrant=False, preserve_rng_state=self.dropout)
 
     def _run(self, region: Region, calls: dict[int, Call], x: Tensor) -> Any:

@@ -171,7 +171,8 @@ def test_active_parameters_of_mixtral_are_the_published_ones() -> None:
 
 
 def test_the_table_of_our_own_styles_is_the_decoders() -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     from engine.attention import Kernel
     from engine.models.decoder import Decoder
 

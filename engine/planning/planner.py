@@ -189,8 +189,8 @@ def _warnings(spec: RunSpec, there: Limits, ladder: list[Candidate], best: Candi
     rung = next((c for c in ladder if c.fits), None)
     if rung and rung.tokens_per_second and best.tokens_per_second and best.speed > 1.02 * rung.speed:
         found.append(
-            f"the ladder stops at {rung.spec.checkpointing} with {rung.tokens_per_second:.0f} tokens/s; the "
-            f"recommendation reaches {best.tokens_per_second:.0f}"
+            f"the ladder stops at {rung.spec.checkpointing} with {rung.tokens_per_second:,.0f} tokens/s; the "
+            f"recommendation reaches {best.tokens_per_second:,.0f}"
         )
     return found
 

@@ -221,8 +221,10 @@ def _listed(value: str | None) -> list[str]:
 
 
 @app.command()
-def doctor() -> None:
-    """Check this installation: versions, database, disk, torch and the device. Exit 1 if something is broken."""
+def doctor(
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure bandwidths known from before again.")] = False,
+) -> None:
+    """Check this installation: versions, database, disk, torch, device, bandwidths. Exit 1 if something is broken."""
     from rich.console import Console
 
     from app.doctor import findings
@@ -230,7 +232,7 @@ def doctor() -> None:
     console = Console(highlight=False, soft_wrap=True)
     colours = {"ok": "green", "warning": "yellow", "error": "red"}
     broken = False
-    for finding in findings(read_settings()):
+    for finding in findings(read_settings(), refresh=refresh):
         console.print(f"{finding.state:8}", style=colours[finding.state], end="")
         console.print(f"{finding.what:13} {finding.fact}", markup=False)
         broken = broken or finding.state == "error"

@@ -8,14 +8,14 @@ import sqlite3
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from app.db.migrate import HEAD, current_revision
 from app.errors import DatabaseRefused
 from app.jobs.executors import RunnerProcess
 from app.jobs.process import has_nvidia
 from app.settings import Settings
-from engine.units import format_bytes
+from engine.units import format_bytes, format_count
 
 WAL_RESET_FIXED = ((3, 44, 6), (3, 50, 7), (3, 51, 3))
 """First releases without the WAL-reset bug, which can lose commits of two connections (sqlite.org/wal.html)."""
@@ -29,15 +29,16 @@ class Finding(NamedTuple):
     fact: str
 
 
-def findings(settings: Settings) -> Iterator[Finding]:
-    """Every check; an `error` means that Remat will not work."""
+def findings(settings: Settings, *, refresh: bool = False) -> Iterator[Finding]:
+    """Every check; an `error` means that Remat will not work. `refresh`: bandwidths known from before are measured
+    again."""
     yield Finding(
         "ok", "remat", f"{version('remat')}, Python {platform.python_version()}, {platform.platform(terse=True)}"
     )
     yield _sqlite()
     yield _database(settings)
     yield from _disk(settings)
-    yield from _runner(settings)
+    yield from _runner(settings, refresh)
     yield from _extras()
 
 
@@ -78,27 +79,35 @@ def _file_system(folder: Path) -> str:
     return max(above, key=lambda part: len(part.mountpoint)).fstype if above else "unknown"
 
 
-def _runner(settings: Settings) -> Iterator[Finding]:
-    """torch and the device, asked of a runner: this process never imports torch."""
+def _runner(settings: Settings, refresh: bool) -> Iterator[Finding]:
+    """torch, the device and the bandwidths, asked of a runner: this process never imports torch."""
     try:
-        runner = RunnerProcess(settings.runner_command)
+        runner = RunnerProcess(settings.runner_command, settings.data_dir)
     except OSError as error:
         yield Finding("error", "runner", f"{settings.runner_command[0]}: {error.strerror}")
         return
+    runner.probe(refresh=refresh)
     runner.end()
-    lines = []
-    environment = None
+    lines, found = ["it wrote nothing"], dict[str, Any]()
     try:
         for event in runner.events():
-            if event and event["event"] == "ready":
-                environment = event["environment"]
+            if event and event["event"] in ("ready", "bandwidths"):
+                found |= event
             elif event:
                 lines.append(str(event.get("message")))
     finally:
         runner.stop(0)
-    if environment is None:
-        yield Finding("error", "runner", f"{runner.death()}: {lines[-1] if lines else 'it wrote nothing'}")
+    if "environment" not in found:
+        yield Finding("error", "runner", f"{runner.death()}: {lines[-1]}")
         return
+    yield from _device(found["environment"])
+    if "bandwidths" in found:
+        yield from _bandwidths(found["bandwidths"], found["environment"]["device_kind"])
+    else:
+        yield Finding("warning", "bandwidths", f"not measured: {lines[-1]}")
+
+
+def _device(environment: dict[str, Any]) -> Iterator[Finding]:
     yield Finding("ok", "torch", f"{environment['torch']}, {environment['threads']} threads")
     device = f"{environment['device']}: {environment['device_name']}"
     if environment["device_kind"] == "cuda":
@@ -107,6 +116,25 @@ def _runner(settings: Settings) -> Iterator[Finding]:
         yield Finding("warning", "device", f"{device}. There is an NVIDIA card, but this torch cannot use it")
     else:
         yield Finding("warning", "device", f"{device}. No GPU: peaks are exact, times are this CPU's")
+
+
+def _bandwidths(facts: dict[str, Any], device_kind: str) -> Iterator[Finding]:
+    """What the tiers of an offloaded run move at."""
+    what = " (on a CPU the device is memory too: copies, not PCIe)" if device_kind == "cpu" else ""
+
+    def rate(path: str) -> str:
+        return format_count(facts[f"{path}_bytes_per_second"], "B/s")
+
+    if "link_error" in facts:
+        yield Finding("warning", "host link", facts["link_error"])
+    else:
+        yield Finding("ok", "host link", f"{rate('host_to_device')} to the device, {rate('device_to_host')} back{what}")
+    if "disk_error" in facts:
+        yield Finding("warning", "NVMe tier", facts["disk_error"])
+    else:
+        yield Finding("ok", "NVMe tier", f"{facts['disk']}: reads {rate('disk_read')}, writes {rate('disk_write')}")
+    if "cache_error" in facts:
+        yield Finding("warning", "bandwidths", facts["cache_error"])
 
 
 def _extras() -> Iterator[Finding]:

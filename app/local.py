@@ -43,7 +43,7 @@ def executed(specs: Sequence[RunSpec], method: Method, settings: Settings, note:
     """Each spec's result from a runner process; one that kills its runner has failed, and the rest go on."""
     remaining = {spec.spec_hash: spec for spec in specs}
     while remaining:
-        runner = RunnerProcess(settings.runner_command)
+        runner = RunnerProcess(settings.runner_command, settings.data_dir)
         try:
             for key, spec in remaining.items():
                 runner.ask(Request(key, spec.model_dump(mode="json"), method))

@@ -14,6 +14,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import SettingsRefused
+from engine.places import data_home
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -33,10 +34,6 @@ def _beside_or_inside(name: str) -> Path:
     return installed if installed.is_dir() else _PACKAGE.parent / name
 
 
-def _data_home() -> Path:
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "remat"
-
-
 def _lock_home() -> Path:
     return Path(tempfile.gettempdir()) / f"remat-{os.getuid()}"
 
@@ -46,7 +43,9 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="REMAT_", frozen=True, extra="forbid", validate_default=True)
 
-    data_dir: Path = Field(default_factory=_data_home, description="The database, its backups and nothing else.")
+    data_dir: Path = Field(
+        default_factory=data_home, description="The database, its backups and this machine's measured bandwidths."
+    )
     lock_dir: Path = Field(
         default_factory=_lock_home, description="Locks that keep two benchmarks of one machine from running at once."
     )

@@ -34,6 +34,7 @@ from engine.environment import environment
 from engine.errors import RematError
 from engine.measure import measure
 from engine.offload.nvme import sweep
+from engine.offload.probe import bandwidths
 from engine.result import Method, RunResult, Timeline
 from engine.simulate import simulate
 from engine.spec import RunSpec
@@ -78,7 +79,13 @@ class Runner:
             while not self.requests and not self.ending:
                 self._read_requests()
             if self.requests:
-                self._run(self.requests.popleft())
+                self._answer(self.requests.popleft())
+
+    def _answer(self, request: dict[str, Any]) -> None:
+        if "refresh" not in request:
+            self._run(request)
+            return
+        self._child(lambda emit: emit({"event": "bandwidths", "bandwidths": _bandwidths(request["refresh"])}), "probe")
 
     def _read_requests(self) -> None:
         """Read what stdin has; the end of the file means that nobody is left to answer to."""
@@ -94,6 +101,9 @@ class Runner:
             request = json.loads(line)
             if request.get("end"):
                 self.ending = True
+                return
+            if "probe" in request:
+                self.requests.append({"refresh": bool(request["probe"]["refresh"])})
                 return
             run = request["run"]
             if run["method"] not in get_args(Method):
@@ -177,6 +187,10 @@ def _facts() -> dict[str, Any]:
     return environment(resolve_device("auto"))
 
 
+def _bandwidths(refresh: bool) -> dict[str, Any]:
+    return bandwidths(resolve_device("auto"), refresh=refresh)
+
+
 def _death(status: int) -> str:
     if os.WIFSIGNALED(status):
         name = signal.Signals(os.WTERMSIG(status)).name
@@ -208,7 +222,10 @@ def _by_method(
     spec: RunSpec, method: Method, progress: Callable[[str, int, int], None]
 ) -> tuple[RunResult, Timeline | None]:
     if method == "measured":
-        return measure(spec, progress)
+        result, timeline = measure(spec, progress)
+        # After the run, which a measurement of the machine must not disturb.
+        result.environment |= bandwidths(resolve_device(spec.device))
+        return result, timeline
     if method == "simulated":
         progress("simulate", 1, 1)
         return simulate(spec)

@@ -1,6 +1,17 @@
 """What every test shares. Runs before torch is imported anywhere."""
 
 import os
+from collections.abc import Iterator
+
+import pytest
 
 # The same as the runner's: test processes run beside each other, and a thread that spins takes their cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def data_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runners of all tests keep this machine's bandwidths in one place, and not in the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REMAT_DATA_DIR", str(tmp_path_factory.mktemp("data")))
+        yield

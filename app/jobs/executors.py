@@ -13,7 +13,10 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
+
+from engine.places import DATA_VARIABLE
 
 Event = dict[str, Any]
 
@@ -55,11 +58,11 @@ class Executor(Protocol):
 class LocalExecutor:
     """Runs on this machine, one runner process a session."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self.command = command
+    def __init__(self, command: Sequence[str], data_dir: Path | None = None) -> None:
+        self.command, self.data_dir = command, data_dir
 
     def start(self, name: str, requests: Sequence[Request]) -> Session:
-        runner = RunnerProcess(self.command)
+        runner = RunnerProcess(self.command, self.data_dir)
         for request in requests:
             runner.ask(request)
         runner.end()
@@ -69,9 +72,15 @@ class LocalExecutor:
 class RunnerProcess:
     """A runner in a process group of its own. Its stdin is its lifeline: if we die, it closes and the group ends."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], data_dir: Path | None = None) -> None:
+        """`data_dir`: where it keeps what it measures of the machine; without one, as its environment says."""
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env=None if data_dir is None else {**os.environ, DATA_VARIABLE: str(data_dir)},
         )
         self.stdin, self.stdout, self.stderr = (
             stream.fileno() for stream in (self.process.stdin, self.process.stdout, self.process.stderr) if stream
@@ -82,6 +91,10 @@ class RunnerProcess:
 
     def ask(self, request: Request) -> None:
         self.unsent += request.line()
+
+    def probe(self, *, refresh: bool) -> None:
+        """Ask for the machine's bandwidths; the answer is a `bandwidths` event."""
+        self.unsent += json.dumps({"probe": {"refresh": refresh}}).encode() + b"\n"
 
     def end(self) -> None:
         """No more requests: finish what was asked, then exit."""

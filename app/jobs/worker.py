@@ -110,7 +110,7 @@ def last_heartbeat_seconds(session: Session) -> float | None:
 def main(settings: Settings, *, lifeline: bool) -> None:
     """Run a worker until SIGTERM, SIGINT or, with `lifeline`, the end of stdin."""
     database = open_database(settings.data_dir, settings.busy_seconds)
-    worker = WorkerProcess(database, settings, LocalExecutor(settings.runner_command))
+    worker = WorkerProcess(database, settings, LocalExecutor(settings.runner_command, settings.data_dir))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: worker.stop())
     if lifeline:

@@ -77,5 +77,7 @@ def spec_rows(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
 
 
 def environment_rows(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
-    """Differences between the environments of the runs that have one (a closed form has none)."""
-    return differing([result.get("environment") or {} for result in results])
+    """Differences between the environments of the runs that have one (a closed form has none). Bandwidths are left out:
+    they are measured, and differ a little each time."""
+    found = differing([result.get("environment") or {} for result in results])
+    return [(key, values) for key, values in found if not key.endswith("_bytes_per_second")]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
 from app.pages.form import form_fields, show
 from engine.architecture import presets, resolve_model
 from engine.errors import SpecError
-from engine.units import format_bytes
+from engine.units import format_bytes, format_count
 
 Spec = Mapping[str, Any]
+
+_QUANTITIES: dict[str, Callable[[float], str]] = {
+    "_bytes_per_second": lambda value: format_count(value, "B/s"),
+    "_bytes": format_bytes,
+}
+"""A fact's quantity by the end of its name."""
 
 UNITS = {"micro_batch": "batch {}", "seq": "seq {}"}
 
@@ -65,11 +71,14 @@ def full_spec(spec: Spec) -> list[tuple[str, str, bool]]:
 
 def facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
     """An environment as (fact, text); what was not found is left out."""
-    return [
-        (key.removesuffix("_bytes").replace("_", " "), format_bytes(value) if key.endswith("_bytes") else str(value))
-        for key, value in environment.items()
-        if value is not None
-    ]
+    return [_fact(key, value) for key, value in environment.items() if value is not None]
+
+
+def _fact(key: str, value: Any) -> tuple[str, str]:
+    for suffix, text in _QUANTITIES.items():
+        if key.endswith(suffix):
+            return key.removesuffix(suffix).replace("_", " "), text(value)
+    return key.replace("_", " "), str(value)
 
 
 @cache

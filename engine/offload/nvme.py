@@ -45,20 +45,26 @@ def nvme_directory() -> Path:
     return (on_disk or candidates)[0] / f"remat-nvme-{os.getuid()}"
 
 
-def file_system(path: Path) -> str:
-    """Type of the file system that holds `path`, as the kernel's mount table names it; "unknown" without one."""
+def mount_of(path: Path) -> tuple[str, str]:
+    """(type, source) of the file system that holds `path`, as the kernel's mount table names them; "unknown" without
+    one."""
     target = path.resolve()
     try:
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:
-        return "unknown"
-    best, kind = -1, "unknown"
+        return "unknown", "unknown"
+    best, kind, source = -1, "unknown", "unknown"
     for line in lines:
         fields, _, rest = line.partition(" - ")
         point = Path(fields.split()[4].replace("\\040", " "))
         if target.is_relative_to(point) and len(point.parts) >= best:
-            best, kind = len(point.parts), rest.split()[0]
-    return kind
+            best, (kind, source) = len(point.parts), rest.split()[:2]
+    return kind, source
+
+
+def file_system(path: Path) -> str:
+    """Type of the file system that holds `path`."""
+    return mount_of(path)[0]
 
 
 def prepare_directory(directory: Path) -> list[str]:

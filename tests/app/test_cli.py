@@ -168,6 +168,8 @@ def test_doctor_tells_what_is_there(remat: Command) -> None:
     assert code == 0
     for word in ("SQLite", "database", "disk", "torch", "device"):
         assert word in out
+    assert "25.00 GB/s to the device, 24.00 GB/s back" in out
+    assert "tmpfs is memory" in out
 
 
 def test_doctor_says_that_the_runner_is_broken(remat: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,18 @@ def test_runs_in_order_then_ends(runner: Runner) -> None:
     assert [event["result"]["outcome"] for event in results] == ["ok"] * 4
     assert [event["result"]["method"] for event in results] == ["measured", "measured", "simulated", "closed-form"]
     assert results[0]["timeline"]["x"]
+    assert results[0]["result"]["environment"]["host_to_device_bytes_per_second"] > 0
+    assert runner.process.wait(timeout=10) == 0
+
+
+def test_bandwidths_are_asked_for_in_turn_with_runs(runner: Runner) -> None:
+    runner.ask("a", TINY)
+    runner.send({"probe": {"refresh": False}})
+    runner.send({"end": True})
+    environment = runner.next("result")["result"]["environment"]
+    found = runner.next("bandwidths")["bandwidths"]
+    assert found.items() <= environment.items()
+    assert {"disk", "disk_error"} & found.keys()
     assert runner.process.wait(timeout=10) == 0
 
 

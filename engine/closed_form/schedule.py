@@ -195,10 +195,10 @@ class Chain:
 
     def _skip(self, node: Node, times: int, hosted: int) -> None:
         """Backward of equal nodes that nobody looks at."""
-        if self.gathering and not self.inside:
-            self.gathering.skip(node.layers * times)
         self.meter.add("activations", -(self.kept_bytes(node) - hosted) * times)
-        if not self.accumulated:
+        if self.gathering:
+            self.gathering.skip(node.layers * times, inside=self.inside)
+        elif not self.accumulated:
             self.meter.add("gradients", self._kept_gradient * node.layers * times)
 
     @property

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from engine.checkpoint_names import parse_checkpointing
 from engine.closed_form.block import Context, block_tape, context_of, embedding_tape
-from engine.closed_form.gathering import Gathering, padded_bytes
+from engine.closed_form.gathering import EMBEDDING, OURS, Gathering, Wrapping, padded_bytes
 from engine.closed_form.hardware import Rates
 from engine.closed_form.loss import embedding_backward, final_norm_tape, loss_backward, loss_forward
 from engine.closed_form.residency import block_bytes, residency
@@ -28,6 +28,8 @@ class Step:
     schedule: Schedule
     hosted_bytes: int
     """Activations that wait for backward in host memory."""
+    side_pools_bytes: int = 0
+    """What the pools of side streams keep reserved on CUDA."""
 
 
 def schedule_of(spec: RunSpec) -> Schedule:
@@ -65,8 +67,9 @@ def _derived_groups(context: Context, card: Rates) -> tuple[str, ...]:
     return best_groups(block_tape(context), card)
 
 
-def walk_step(spec: RunSpec) -> Step:
-    """Forward, loss, backward and optimizer step of the last micro-batch of a steady step."""
+def walk_step(spec: RunSpec, wrapping: Wrapping = OURS) -> Step:
+    """Forward, loss, backward and optimizer step of the last micro-batch of a steady step. `wrapping` is how FSDP2 is
+    applied where the spec shards by zero-3."""
     context = context_of(spec)
     recipe, arch = RECIPES[spec.precision], context.arch
     place = residency(spec)
@@ -74,8 +77,9 @@ def walk_step(spec: RunSpec) -> Step:
     accumulated = spec.grad_accumulation > 1 and not place.gradients_leave
     meter = Meter()
     buffers = rotary_buffer_bytes(arch, spec.seq + spec.new_tokens, recipe.weight)
-    meter.add("parameters", place.parameters + buffers)
-    meter.add("optimizer_states", place.states)
+    master = 2 * place.parameters if place.gathers and wrapping.fp32 else 0  # the shards are the master copy
+    meter.add("parameters", (master or place.parameters) + buffers)
+    meter.add("optimizer_states", place.states - master)
     meter.add("temporaries", place.buffers)
     if accumulated:
         meter.add("gradients", int(gradient_bytes * place.gradient_share))
@@ -89,8 +93,7 @@ def walk_step(spec: RunSpec) -> Step:
         offloaded=spec.offload_activations != "none",
     )
     if place.gathers:
-        block, rest = (padded_bytes(arch, recipe.weight, spec.world_size, blocks=inside) for inside in (True, False))
-        chain.gathering = Gathering(meter, block // arch.layers, rest, spec.world_size, accumulated)
+        chain.gathering = _gathering(spec, meter, wrapping, accumulated=accumulated)
         chain.gathering.start_forward(arch.layers)
     schedule = schedule_of(spec)
     saved = _forward(spec, context, chain, schedule)
@@ -101,7 +104,20 @@ def walk_step(spec: RunSpec) -> Step:
     if not place.gradients_leave:
         ranks = spec.world_size if spec.sharding != "none" else 1
         meter.blip(optimizer_scratch_bytes(arch, recipe, spec.optimizer) // ranks)
-    return Step(meter, saved, schedule, chain.hosted)
+    side_pools = chain.gathering.side_pools_bytes if chain.gathering else 0
+    return Step(meter, saved, schedule, chain.hosted, side_pools)
+
+
+def _gathering(spec: RunSpec, meter: Meter, wrapping: Wrapping, *, accumulated: bool) -> Gathering:
+    """The buffers of one rank of zero-3, sharded gradients of earlier micro-batches included."""
+    arch, weight, ranks = spec.architecture, RECIPES[spec.precision].weight, spec.world_size
+    block = padded_bytes(arch, weight, ranks, blocks=True) // arch.layers
+    rest = padded_bytes(arch, weight, ranks, blocks=False)
+    apart = wrapping.embedding_apart and not arch.tied
+    embedding = padded_bytes(arch, weight, ranks, blocks=False, only=EMBEDDING) if apart else 0
+    gathering = Gathering(meter, block, rest, ranks, accumulated, wrapping, embedding)
+    gathering.scattered.adopt(meter.live["gradients"])
+    return gathering
 
 
 def _forward(spec: RunSpec, context: Context, chain: Chain, schedule: Schedule) -> int:
@@ -135,11 +151,14 @@ def _backward(spec: RunSpec, context: Context, chain: Chain, schedule: Schedule,
     if chain.gathering:
         chain.gathering.start_backward()
     backward.run(final_norm)
+    outside = parameter_elements(context.arch) * DTYPE_BYTES[context.weight] - (
+        chain.parameter_bytes * context.arch.layers
+    )
+    embedding_bytes = chain.gathering.embedding if chain.gathering else 0
+    if chain.gathering:
+        chain.gathering.after_head(outside - embedding_bytes)
     chain.backward(schedule, backward)
     backward.rename("x", embedding.ops[-1].makes[0].name)
     embedding_backward(chain.meter, context, backward, fused=spec.fused_loss)
     if chain.gathering:
-        outside = (
-            parameter_elements(context.arch) * DTYPE_BYTES[context.weight] - chain.parameter_bytes * context.arch.layers
-        )
-        chain.gathering.finish(outside)
+        chain.gathering.finish(embedding_bytes or outside)

@@ -24,6 +24,10 @@ class Meter:
     peak: int = 0
     peak_phase: Phase = "forward"
     at_peak: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CATEGORIES, 0))
+    aside: int = 0
+    """Live bytes in the memory pools of side streams (`engine.closed_form.gathering`)."""
+    main_peak: int = 0
+    """The most that was ever alive outside those."""
 
     def add(self, category: str, count: int) -> None:
         """`count` bytes more (or, negative, fewer) are alive."""
@@ -31,6 +35,7 @@ class Meter:
         self.total += count
         if self.total > self.peak:
             self.peak, self.peak_phase, self.at_peak = self.total, self.phase, dict(self.live)
+        self.main_peak = max(self.main_peak, self.total - self.aside)
 
     def move(self, count: int, source: str, target: str) -> None:
         """Bytes change their category."""
@@ -39,7 +44,7 @@ class Meter:
 
     def blip(self, count: int) -> None:
         """Temporary bytes that live only for a moment."""
-        if count and self.total + count > self.peak:
+        if count and (self.total + count > self.peak or self.total + count - self.aside > self.main_peak):
             self.add("temporaries", count)
             self.add("temporaries", -count)
 

@@ -28,7 +28,8 @@ SECTIONS = {
     ),
     "published": (
         "Closed form against published measurements",
-        "Peak memory that others measured on GPUs. No constant was fitted to a row that it is judged on.",
+        "Peak memory that others measured on GPUs, each run predicted with what its own training code keeps. No constant "
+        "was fitted to a row that it is judged on.",
     ),
 }
 

@@ -53,6 +53,11 @@ FRAGMENTATION = 0.03
 """Share of the card that the caching allocator cannot hand out: reserved over allocated in published pairs of one run
 is 1.03-1.36; the lower end is what expandable segments leave."""
 
+RESERVED_OVER_MAIN = 1.15
+"""What the caching allocator reserves over what is alive at once, outside the pools of side streams: the 90th
+percentile of the eager FSDP2 runs that print both (torchtitan #165), a cautious figure.
+`engine.validate.published.reserved_over_main` recomputes it, and judges it on the runs of other sources."""
+
 COLLECTIVE_BYTES = 1_500_000_000
 """NCCL buffers once there is more than one rank: 1-2 GiB (stas00/ml-engineering)."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from engine.closed_form.fits import fits
 from engine.closed_form.inference import predict_inference
-from engine.closed_form.ledger import ledger
+from engine.closed_form.ledger import ledger, reserved_rows
+from engine.closed_form.ops import predicts_cuda
 from engine.closed_form.pitfalls import pitfalls
 from engine.closed_form.residency import residency
 from engine.closed_form.states import parameter_elements
@@ -27,7 +28,7 @@ def predict(spec: RunSpec) -> RunResult:
 
 def _predict_training(spec: RunSpec) -> RunResult:
     step, place = walk_step(spec), residency(spec)
-    meter = step.meter
+    meter, on_cuda = step.meter, predicts_cuda(spec)
     return RunResult(
         spec=spec,
         spec_hash=spec.spec_hash,
@@ -35,6 +36,7 @@ def _predict_training(spec: RunSpec) -> RunResult:
         outcome="ok",
         memory=Memory(
             device_peak_bytes=meter.peak,
+            device_reserved_bytes=step.reserved_bytes if on_cuda else None,
             host_peak_bytes=place.host + step.hosted_bytes,
             nvme_bytes=place.nvme,
             nvme_written_bytes_per_step=place.nvme_written or None,
@@ -45,6 +47,6 @@ def _predict_training(spec: RunSpec) -> RunResult:
         timing=timing(spec, step.schedule, step.hosted_bytes),
         parameters=parameter_elements(spec.architecture),
         fits=fits(spec, meter.peak),
-        ledger=ledger(spec, step.schedule),
+        ledger=[*ledger(spec, step.schedule), *(reserved_rows(step) if on_cuda else [])],
         warnings=[*spec.architecture.notes, *pitfalls(spec, meter)],
     )

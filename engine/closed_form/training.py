@@ -8,7 +8,7 @@ from functools import lru_cache
 from engine.checkpoint_names import parse_checkpointing
 from engine.closed_form.block import Context, block_tape, context_of, embedding_tape
 from engine.closed_form.gathering import EMBEDDING, OURS, Gathering, Wrapping, padded_bytes
-from engine.closed_form.hardware import Rates
+from engine.closed_form.hardware import RESERVED_OVER_MAIN, Rates
 from engine.closed_form.loss import embedding_backward, final_norm_tape, loss_backward, loss_forward
 from engine.closed_form.residency import block_bytes, residency
 from engine.closed_form.schedule import Chain, Leaf, Schedule, from_tree, nested, segments
@@ -28,8 +28,19 @@ class Step:
     schedule: Schedule
     hosted_bytes: int
     """Activations that wait for backward in host memory."""
-    side_pools_bytes: int = 0
-    """What the pools of side streams keep reserved on CUDA."""
+    gathering: Gathering | None = None
+    """ZeRO-3's buffers, as the step has left them."""
+
+    @property
+    def side_pools_bytes(self) -> int:
+        """What the pools of side streams keep reserved on CUDA."""
+        return self.gathering.side_pools_bytes if self.gathering else 0
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """What the caching allocator of a CUDA device holds for an eager ZeRO-3 step; None without ZeRO-3, where the
+        allocator is better replayed (`method=simulated`)."""
+        return round(RESERVED_OVER_MAIN * self.meter.main_peak) + self.side_pools_bytes if self.gathering else None
 
 
 def schedule_of(spec: RunSpec) -> Schedule:
@@ -67,9 +78,9 @@ def _derived_groups(context: Context, card: Rates) -> tuple[str, ...]:
     return best_groups(block_tape(context), card)
 
 
-def walk_step(spec: RunSpec, wrapping: Wrapping = OURS) -> Step:
+def walk_step(spec: RunSpec, wrapping: Wrapping = OURS, *, waiting: int = 0) -> Step:
     """Forward, loss, backward and optimizer step of the last micro-batch of a steady step. `wrapping` is how FSDP2 is
-    applied where the spec shards by zero-3."""
+    applied where the spec shards by zero-3; `waiting` bytes a loss other than ours keeps until its backward is over."""
     context = context_of(spec)
     recipe, arch = RECIPES[spec.precision], context.arch
     place = residency(spec)
@@ -96,16 +107,18 @@ def walk_step(spec: RunSpec, wrapping: Wrapping = OURS) -> Step:
         chain.gathering = _gathering(spec, meter, wrapping, accumulated=accumulated)
         chain.gathering.start_forward(arch.layers)
     schedule = schedule_of(spec)
-    saved = _forward(spec, context, chain, schedule)
+    saved = _forward(spec, context, chain, schedule, waiting)
     meter.phase = "backward"
-    _backward(spec, context, chain, schedule, Backward(meter, accumulated=chain.accumulated and not chain.gathering))
+    backward = Backward(meter, accumulated=chain.accumulated and not chain.gathering)
+    loss_backward(meter, context, backward, fused=spec.fused_loss)
+    meter.add("activations", -waiting)
+    _backward(spec, context, chain, schedule, backward)
     meter.add("parameters", -place.working_parameters)
     meter.phase = "optimizer"
     if not place.gradients_leave:
         ranks = spec.world_size if spec.sharding != "none" else 1
         meter.blip(optimizer_scratch_bytes(arch, recipe, spec.optimizer) // ranks)
-    side_pools = chain.gathering.side_pools_bytes if chain.gathering else 0
-    return Step(meter, saved, schedule, chain.hosted, side_pools)
+    return Step(meter, saved, schedule, chain.hosted, chain.gathering)
 
 
 def _gathering(spec: RunSpec, meter: Meter, wrapping: Wrapping, *, accumulated: bool) -> Gathering:
@@ -120,7 +133,7 @@ def _gathering(spec: RunSpec, meter: Meter, wrapping: Wrapping, *, accumulated: 
     return gathering
 
 
-def _forward(spec: RunSpec, context: Context, chain: Chain, schedule: Schedule) -> int:
+def _forward(spec: RunSpec, context: Context, chain: Chain, schedule: Schedule, waiting: int) -> int:
     """Tokens to loss; the bytes kept for backward."""
     meter = chain.meter
     before = _held_bytes(meter)
@@ -133,6 +146,7 @@ def _forward(spec: RunSpec, context: Context, chain: Chain, schedule: Schedule) 
     run_forward(meter, final_norm, final_norm.saved)
     if chain.gathering:
         chain.gathering.end_forward()
+    meter.add("activations", waiting)
     loss_forward(
         meter, context, spec.loss_chunks, fused=spec.fused_loss, accumulated=chain.accumulated and not chain.gathering
     )
@@ -146,19 +160,17 @@ def _held_bytes(meter: Meter) -> int:
 
 
 def _backward(spec: RunSpec, context: Context, chain: Chain, schedule: Schedule, backward: Backward) -> None:
+    """From the gradient of the final norm's output to the embedding's."""
     embedding, final_norm = embedding_tape(context), final_norm_tape(context)
-    loss_backward(chain.meter, context, backward, fused=spec.fused_loss)
-    if chain.gathering:
-        chain.gathering.start_backward()
+    gathering, inside = chain.gathering, chain.parameter_bytes * context.arch.layers
+    outside = parameter_elements(context.arch) * DTYPE_BYTES[context.weight] - inside
+    if gathering:
+        gathering.start_backward()
     backward.run(final_norm)
-    outside = parameter_elements(context.arch) * DTYPE_BYTES[context.weight] - (
-        chain.parameter_bytes * context.arch.layers
-    )
-    embedding_bytes = chain.gathering.embedding if chain.gathering else 0
-    if chain.gathering:
-        chain.gathering.after_head(outside - embedding_bytes)
+    if gathering:
+        gathering.after_head(outside - gathering.embedding)
     chain.backward(schedule, backward)
     backward.rename("x", embedding.ops[-1].makes[0].name)
     embedding_backward(chain.meter, context, backward, fused=spec.fused_loss)
-    if chain.gathering:
-        chain.gathering.finish(embedding_bytes or outside)
+    if gathering:
+        gathering.finish(gathering.embedding or outside)

@@ -4,22 +4,23 @@ A row becomes one RunSpec, or two whose mean is predicted. The recipes of the so
 
 | source says                                              | our spec                                                 |
 |----------------------------------------------------------|----------------------------------------------------------|
-| fp32 sharded parameters, gradients, Adam; bf16 compute   | `bf16-mixed` with `zero-3`: 16 bytes a parameter over    |
-|                                                          | the ranks, bf16 parameters gathered a block at a time    |
+| fp32 sharded parameters, gradients, Adam; bf16 compute   | `bf16-mixed` with `zero-3`, its shards as FSDP2's mixed  |
+|                                                          | precision has them (`engine.validate.trainers`)          |
 | pure bf16 parameters, gradients, optimizer states        | `bf16`                                                   |
 | full, full (per layer)                                   | `per-layer`                                              |
 | selective: full AC on every 2nd layer                    | mean of `none` and `per-layer` (half the layers each)    |
 | per-op SAC (attention and every second matmul saved)     | mean of `selective` with and without `mlp-in`: of the    |
 |                                                          | two wide matmuls one is saved; plus w2's output, less    |
 |                                                          | wk's, since the rule counts matmuls and not their use    |
-| reshard_after_forward=never                              | `zero-2`                                                 |
-| fp32 reduce                                              | the buffer that a block's gradients are scattered from   |
-|                                                          | has 4 bytes an element, 2 more than ours (torch keeps    |
-|                                                          | one: `_fsdp_param_group.py`, `reduce_scatter_states`)    |
-| chunked cross-entropy                                    | `loss_chunks=8`                                          |
+| reshard_after_forward=never                              | `zero-3` whose blocks all stay whole after forward       |
+| cross-entropy of fp32 logits                             | `loss=standard`; chunked: `loss_chunks=8`                |
 
-Reserved rows of sharded runs are judged against the predicted allocated bytes times `RESERVED_OVER_ALLOCATED`, which
-is taken from one source alone (`RATIO_SOURCE`, the only one that prints both); its rows are not judged by it.
+What their training codes keep besides, each with its source, is in `engine.validate.trainers`; nothing of it is fitted.
+
+Reserved peaks: what is alive outside the side streams' pools, times `reserved_over_main`, plus what those pools keep.
+The factor is fitted to one source alone (`RATIO_SOURCE`, the only one that prints allocated and reserved), whose
+rows are not judged by it. It is that source's 90th percentile rather than its median, since a prediction that is too
+low ends in an out-of-memory error and one that is too high in a smaller batch.
 """
 
 from __future__ import annotations
@@ -31,13 +32,11 @@ from functools import cache
 from typing import Any
 
 from engine.catalog import published_measurements
-from engine.closed_form import predict
-from engine.closed_form.residency import block_bytes
+from engine.closed_form.training import walk_step
 from engine.spec import RunSpec
 from engine.units import GIB
-from engine.validate.statistics import Comparison, median
-
-Row = dict[str, Any]
+from engine.validate.statistics import Comparison, quantile
+from engine.validate.trainers import Row, Trainer, kept_besides, trainer_of
 
 RATIO_SOURCE = "commit 83c879f18 (#165)"
 
@@ -91,6 +90,10 @@ class Judged:
     compiled: bool
 
     @property
+    def trainer(self) -> Trainer:
+        return trainer_of(self.row)
+
+    @property
     def label(self) -> str:
         row = self.row
         source = re.sub(r"^github ", "", row["source"])[:60]
@@ -100,22 +103,24 @@ class Judged:
 @cache
 def rows_in_scope() -> tuple[Judged, ...]:
     rows = enumerate(published_measurements())
-    return tuple(
-        Judged(index, row, specs_of(row), "compile" in (row["sharding/parallelism"] or "") + (row["notes"] or ""))
-        for index, row in rows
-        if reason_out(row) is None
-    )
+    return tuple(Judged(index, row, specs_of(row), _compiled(row)) for index, row in rows if reason_out(row) is None)
+
+
+def _compiled(row: Row) -> bool:
+    return "compile" in _described(row)
 
 
 def specs_of(row: Row) -> list[RunSpec]:
     """The spec, or the two whose mean is predicted, of a row in scope."""
+    chunked = re.search(r"chunked C", _described(row))
     base = {
         "model": _model(row),
         "micro_batch": row["micro_batch"],
         "seq": row["seq"],
         "precision": "bf16" if "pure bf16" in (row["master_weights/precision recipe"] or "pure bf16") else "bf16-mixed",
         "optimizer": "adamw-8bit" if "8bit" in (row["optimizer"] or "").replace("-", "") else "adamw",
-        "loss_chunks": 8 if re.search(r"chunked C", _described(row)) else 1,
+        "loss_chunks": 8 if chunked else 1,
+        "loss": "fused" if chunked or (_compiled(row) and trainer_of(row).compiled_loss) else "standard",
         "offload_activations": "cpu" if "activations" in (row["offload"] or "") else "none",
         "gpu": "h100",
     } | _sharding(row)
@@ -126,11 +131,21 @@ def _described(row: Row) -> str:
     return f"{row['sharding/parallelism']} {row['notes']}"
 
 
-PRESETS = {"Qwen3-32B": "qwen3-32b", "Llama-7B": "llama-7b"}
+LLAMA_3_2_3B = {
+    "model_type": "llama", "hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 24,
+    "num_key_value_heads": 8, "intermediate_size": 8192, "vocab_size": 128256, "tie_word_embeddings": True,
+}  # fmt: skip
+"""Its embedding is its head, which the shapes of a row do not say."""
+
+PRESETS: dict[str, str | dict[str, Any]] = {
+    "Qwen3-32B": "qwen3-32b",
+    "Llama-7B": "llama-7b",
+    "Llama-3.2-3B": LLAMA_3_2_3B,
+}
 """Models that a source names without printing every shape."""
 
 
-def _model(row: Row) -> str | None:
+def _model(row: Row) -> str | dict[str, Any] | None:
     for prefix, preset in PRESETS.items():
         if row["model"].startswith(prefix):
             return preset
@@ -146,13 +161,13 @@ def _sharding(row: Row) -> dict[str, Any]:
     text = row["sharding/parallelism"]
     if row["n_gpus"] == 1:
         return {}
-    stage = "zero-2" if "never (ZeRO-2)" in text else "zero-3" if "FSDP" in text else "none"
+    stage = "zero-3" if "FSDP" in text else "none"
     if match := re.search(r"ZeRO-([01])", text):
         stage = "zero-1" if match[1] == "1" else "none"
     return {"sharding": stage, "world_size": row["n_gpus"]}
 
 
-SAC = ("norms+attention-out+mlp-activation", "norms+attention-out+mlp-activation+mlp-in")
+SAC = ["selective:norms+attention-out+mlp-activation", "selective:norms+attention-out+mlp-activation+mlp-in"]
 
 
 def _policies(name: str) -> list[str]:
@@ -162,56 +177,81 @@ def _policies(name: str) -> list[str]:
         return ["none", "per-layer"]
     if name.startswith("full"):
         return ["per-layer"]
-    return [f"selective:{groups}" for groups in SAC]
+    return SAC
 
 
-def predicted_bytes(judged: Judged) -> float:
-    """Allocated bytes at the peak: the mean over the row's specs, and what the source's recipe holds besides."""
-    peaks = [predict(spec).memory.device_peak_bytes or 0 for spec in judged.specs]
-    spec = judged.specs[0]
-    logits = 4 * spec.micro_batch * spec.seq * spec.architecture.vocab
-    held = logits if judged.row["source"].endswith(HELD_LOGITS) else 0
-    if "per-op" in judged.row["checkpointing"]:
-        held += _saved_by_every_second_matmul(spec)
-    if "fp32 reduce" in (judged.row["master_weights/precision recipe"] or "") and spec.sharding == "zero-3":
-        held += block_bytes(spec.architecture, "bf16")
-    return sum(peaks) / len(peaks) + held
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Bytes of one row."""
+
+    allocated: float
+    main: float
+    """The most that is alive outside the side streams' pools."""
+    side_pools: float
+
+
+@cache
+def _predicted(index: int) -> Predicted:
+    judged = next(judged for judged in rows_in_scope() if judged.index == index)
+    return _mean([_walked(judged, spec) for spec in judged.specs])
+
+
+def predicted(judged: Judged) -> Predicted:
+    """The mean over the row's specs, with what its trainer keeps besides."""
+    return _predicted(judged.index)
+
+
+def _walked(judged: Judged, spec: RunSpec) -> Predicted:
+    trainer = judged.trainer
+    logits = spec.micro_batch * spec.seq * spec.architecture.vocab
+    step = walk_step(spec, trainer.fsdp, waiting=trainer.chunk_logit_bytes * logits if spec.loss_chunks > 1 else 0)
+    besides = kept_besides(trainer, spec, compiled=judged.compiled)
+    if spec.checkpointing in SAC:
+        besides += _saved_by_every_second_matmul(spec)
+    return Predicted(step.meter.peak + besides, step.meter.main_peak + besides, step.side_pools_bytes)
+
+
+def _mean(parts: list[Predicted]) -> Predicted:
+    count = len(parts)
+    return Predicted(
+        sum(part.allocated for part in parts) / count,
+        sum(part.main for part in parts) / count,
+        sum(part.side_pools for part in parts) / count,
+    )
 
 
 def _saved_by_every_second_matmul(spec: RunSpec) -> int:
     """What per-op SAC keeps beyond our two specs' mean: of wq, wk, wv, wo, w1, w3, w2 in that order it saves the first,
-    third, fifth and seventh, so w2's output (which backward never reads) and not wk's."""
+    third, fifth and seventh (torchtitan `_get_custom_policy`), so w2's output, which backward never reads, and not
+    wk's."""
     arch = spec.architecture
     return 2 * arch.layers * spec.micro_batch * spec.seq * (arch.hidden - arch.kv_width)
 
 
-HELD_LOGITS = ("(#165)", "(#355)")
-"""Sources from before torchtitan #391 (2024-06-12, "del logits to save 3.9G memory"): until then its training loop
-held the fp32 logits, 4·B·S·V bytes, through backward."""
-
-
 @cache
-def reserved_over_allocated() -> float:
-    """The median ratio in the one source that prints both, on runs without tensor parallelism."""
-    pairs = [
-        row["measured_reserved_gib"] / row["measured_peak_gib"]
-        for row in published_measurements()
-        if RATIO_SOURCE in row["source"] and row["measured_peak_gib"] and not _parallel(row["sharding/parallelism"])
-    ]
-    return median(pairs)
+def reserved_over_main(*, compiled: bool) -> float:
+    """Of `RATIO_SOURCE`'s FSDP2 runs, eager or compiled: the 90th percentile of what is reserved, less the side
+    streams' pools, over what is alive outside them. FSDP1's pools are others and not modelled."""
+    ratios = []
+    for judged in rows_in_scope():
+        row = judged.row
+        if RATIO_SOURCE in row["source"] and judged.compiled == compiled and "FSDP2" in row["sharding/parallelism"]:
+            peak = predicted(judged)
+            ratios.append((row["measured_reserved_gib"] * GIB - peak.side_pools) / peak.main)
+    return quantile(ratios, 0.9)
 
 
 def compare() -> Iterator[Comparison]:
     """Every judged figure of every row in scope, in bytes."""
     for judged in rows_in_scope():
-        allocated = predicted_bytes(judged)
+        peak = predicted(judged)
         kind = "compiled" if judged.compiled else "eager"
         if judged.row["measured_peak_gib"]:
             actual = judged.row["measured_peak_gib"] * GIB
-            yield Comparison(judged.label, f"allocated, {kind}", allocated, actual, judged.index)
+            yield Comparison(judged.label, f"allocated, {kind}", peak.allocated, actual, judged.index)
         if judged.row["measured_reserved_gib"] and RATIO_SOURCE not in judged.row["source"]:
             actual = judged.row["measured_reserved_gib"] * GIB
-            reserved = allocated * reserved_over_allocated()
+            reserved = peak.main * reserved_over_main(compiled=judged.compiled) + peak.side_pools
             yield Comparison(judged.label, f"reserved, {kind}", reserved, actual, judged.index)
 
 
@@ -222,9 +262,7 @@ def counts_out() -> dict[str, int]:
 
 
 UNSAID = {
-    164: "the optimizer step inside backward frees each gradient at once; not in the printed configuration",
-    433: "the same printed configuration as a row at 47.65 GiB: versions and settings differ, unstated",
-    437: "the same printed configuration as a row at 47.65 GiB: versions and settings differ, unstated",
-    92: "lower than the same batch without torch.compile: what the compiler recomputes is not stated",
+    50: "whether it or its loss was compiled is not printed: with an eager loss, 47.4 GiB are predicted",
+    437: "6 GiB below the same printed configuration of four days before on MI300X: what its kernels keep is not said",
 }
-"""What the source of an outlier leaves unsaid, by row."""
+"""What the source of a row leaves unsaid, by row: of every outlier, and of every one predicted too low."""

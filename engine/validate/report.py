@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +11,7 @@ from engine.training import resolve_device
 from engine.units import format_bytes
 from engine.validate import published
 from engine.validate.catalog import THEIR_CLASS
-from engine.validate.statistics import Comparison, Summary, outliers, summarise
+from engine.validate.statistics import TOO_LOW, Comparison, Summary, outliers, summarise
 
 TITLES = {
     "simulation": "Simulated against measured on this machine",
@@ -23,13 +23,21 @@ TITLES = {
 def section(comparisons: Iterable[Comparison]) -> dict[str, Any]:
     """Rows and, by group, what they come to."""
     rows = list(comparisons)
-    groups = list(dict.fromkeys(row.group for row in rows))
-    summaries = {group: summarise([row for row in rows if row.group == group]) for group in groups}
     return {
-        "summaries": {group: summary.as_dict() for group, summary in summaries.items() if summary is not None},
+        "summaries": {name: summary.as_dict() for name, summary in _summaries(rows)},
         "rows": [_row(row) for row in rows],
         "outliers": [_row(row) | {"note": _note(row)} for row in outliers(rows)],
     }
+
+
+def _summaries(rows: Sequence[Comparison]) -> Iterator[tuple[str, Summary]]:
+    """By group; and where groups are kinds of one quantity ("reserved, eager"), by quantity."""
+    groups = dict.fromkeys(row.group for row in rows)
+    quantities = [group.split(", ")[0] for group in groups]
+    for name in [*dict.fromkeys(quantity for quantity in quantities if quantities.count(quantity) > 1), *groups]:
+        chosen = [row for row in rows if name == row.group or row.group.startswith(f"{name}, ")]
+        if summary := summarise(chosen):
+            yield name, summary
 
 
 def _row(row: Comparison) -> dict[str, Any]:
@@ -50,7 +58,12 @@ def report(sections: dict[str, Iterable[Comparison]]) -> dict[str, Any]:
     made: dict[str, Any] = {name: section(rows) for name, rows in sections.items()}
     if "published" in made:
         made["published"]["out_of_scope"] = published.counts_out()
-        made["published"]["reserved_over_allocated"] = round(published.reserved_over_allocated(), 4)
+        made["published"]["too_low"] = [row for row in made["published"]["rows"] if row["error"] < -TOO_LOW]
+        for row in made["published"]["too_low"]:
+            row["note"] = published.UNSAID.get(row["published_row"], "no explanation")
+        made["published"]["reserved_over_main"] = {
+            kind: round(published.reserved_over_main(compiled=kind == "compiled"), 4) for kind in ("eager", "compiled")
+        }
     return {
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": environment(resolve_device("cpu")),
@@ -85,10 +98,21 @@ def _extra(name: str, made: dict[str, Any]) -> list[str]:
     if made["outliers"]:
         lines += ["Off by more than 20 %:", "", *_row_table(made["outliers"]), ""]
     if name == "published":
+        lines += [_fitted(made["reserved_over_main"]), ""]
+        if made["too_low"]:
+            lines += ["Predicted more than 3 % too low:", "", *_row_table(made["too_low"]), ""]
         lines += ["Rows that are not judged, and why:", ""]
         lines += [f"- {count}: {reason}" for reason, count in made["out_of_scope"].items()] + [""]
         lines += ["Judged rows:", "", *_row_table(made["rows"]), ""]
     return lines
+
+
+def _fitted(factors: dict[str, float]) -> str:
+    return (
+        f"Reserved peaks are what is alive outside the side streams' memory pools, times {factors['eager']} (eager) or "
+        f"{factors['compiled']} (compiled), plus those pools. The factors are the 90th percentiles of one source "
+        f"({published.RATIO_SOURCE}), whose rows are not judged by them. Allocated peaks have no factor."
+    )
 
 
 def _row_table(rows: Sequence[dict[str, Any]]) -> list[str]:

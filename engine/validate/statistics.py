@@ -44,8 +44,12 @@ class Summary:
         return asdict(self)
 
 
-def median(values: Sequence[float]) -> float:
-    return statistics.median(values)
+def quantile(values: Sequence[float], share: float) -> float:
+    """Of at least one value: the one that `share` of them do not exceed, interpolated between neighbours."""
+    ordered = sorted(values)
+    below, part = divmod(share * (len(ordered) - 1), 1)
+    upper = ordered[min(int(below) + 1, len(ordered) - 1)]
+    return ordered[int(below)] + part * (upper - ordered[int(below)])
 
 
 def summarise(comparisons: Sequence[Comparison]) -> Summary | None:

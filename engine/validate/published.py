@@ -263,6 +263,6 @@ def counts_out() -> dict[str, int]:
 
 UNSAID = {
     50: "whether it or its loss was compiled is not printed: with an eager loss, 47.4 GiB are predicted",
-    437: "6 GiB below the same printed configuration of four days before on MI300X: what its kernels keep is not said",
+    437: "5.4 GiB below the same printed configuration of four days before on MI300X: why is not said",
 }
 """What the source of a row leaves unsaid, by row: of every outlier, and of every one predicted too low."""

@@ -153,7 +153,7 @@ def streaming() -> dict[str, Any]:
     link, arena = Link(CPU, ledger, overlap=True), Arena(ledger, CPU)
     weights = [torch.randn(ELEMENTS // UNITS) for _ in range(UNITS)]
     units = make_units([(str(index), [weight]) for index, weight in enumerate(weights)], recipe, "adamw")
-    states = NvmeStates(units, arena, link, directory, recipe=recipe, fetched=False)
+    states = NvmeStates(units, arena, link, directory, recipe=recipe)
     for unit in units:
         states.create(unit)
     count = sum(unit.layout.total_bytes for unit in units)
@@ -197,8 +197,7 @@ def stream(states: NvmeStates, units: list[Unit]) -> None:
     for unit in units:
         states.load(unit)
         states.store(unit)
-    for future in states.writing.values():
-        future.result()
+    states.settle()
 
 
 def copy(source: NvmeFile, target: NvmeFile, count: int, block: HostBlock) -> None:

@@ -119,7 +119,8 @@ def _memory_below(training: Training, moved_before: dict[str, int]) -> dict[str,
     if training.offload is None:
         return {}
     ledger = training.offload.ledger
-    written = (ledger.moved["written"] - moved_before.get("written", 0)) // training.spec.steps
+    moved = training.offload.moved_bytes()
+    written = (moved.get("written", 0) - moved_before.get("written", 0)) // training.spec.steps
     held = {"host_peak_bytes": ledger.host.peak_bytes, "nvme_bytes": ledger.nvme.peak_bytes}
     return held | ({"nvme_written_bytes_per_step": written} if ledger.nvme.peak_bytes else {})
 

@@ -7,7 +7,7 @@ never larger than the largest parameter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -109,14 +109,33 @@ def update(slot: Slot, grad: Tensor, optimizer: OptimizerName) -> None:
         slot.parameter.copy_(weight)
 
 
+def clip(grads: Sequence[Tensor], max_norm: float, add_up: Callable[[Tensor], object] | None = None) -> None:
+    """Scale gradients in place so that their global L2 norm is at most `max_norm` (Pascanu et al. 2013, arXiv
+    1211.5063), as torch's clip_grad_norm_ does. `add_up` sums a scalar over the ranks that share the gradients.
+
+    The norm is summed one gradient after another, so that whatever the device nothing but scalars is alive beside them.
+    """
+    squares = torch.zeros((), device=grads[0].device)
+    for grad in grads:
+        squares.add_(torch.linalg.vector_norm(grad).to(torch.float32).square_())
+    if add_up is not None:
+        add_up(squares)
+    share = squares.sqrt_().add_(1e-6).reciprocal_().mul_(max_norm).clamp_(max=1.0)
+    for grad in grads:
+        grad.mul_(share)
+
+
 class DeviceOptimizer:
     """The optimizer of a run that offloads nothing: every state beside its parameter."""
 
     buffers: Sequence[Tensor] = ()
     """What a sharded one keeps for its collectives between steps."""
 
-    def __init__(self, parameters: Iterable[Tensor], recipe: Recipe, optimizer: OptimizerName) -> None:
-        self.optimizer = optimizer
+    def __init__(
+        self, parameters: Iterable[Tensor], recipe: Recipe, optimizer: OptimizerName, max_norm: float | None = None
+    ) -> None:
+        """`max_norm` clips the global gradient norm."""
+        self.optimizer, self.max_norm = optimizer, max_norm
         self.slots = [make_slot(parameter, recipe, optimizer) for parameter in parameters]
         self.one_call = optimizer == "adamw" and recipe.weight == recipe.moment and not recipe.master
 
@@ -124,6 +143,8 @@ class DeviceOptimizer:
     def step(self) -> None:
         """Update every parameter that has a gradient, and drop the gradients."""
         ready = [(slot, slot.parameter.grad) for slot in self.slots if slot.parameter.grad is not None]
+        if self.max_norm is not None:
+            clip([grad for _, grad in ready if grad is not None], self.max_norm)
         if self.one_call:
             slots = [slot for slot, _ in ready]
             fused_adamw([slot.parameter for slot in slots], [grad for _, grad in ready if grad is not None], slots)

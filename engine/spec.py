@@ -57,6 +57,9 @@ class RunSpec(BaseModel):
     optimizer: Optimizer = Field(
         default="adamw", description="AdamW, SGD without momentum, or AdamW with 8-bit moments."
     )
+    max_grad_norm: Annotated[float, Field(strict=True, gt=0)] | None = Field(
+        default=None, description="Gradients are scaled so that their global L2 norm is at most this; `none` = as is."
+    )
     checkpointing: str = Field(
         default="none",
         description="`none`, `per-layer`, `sqrt`, `every-K`, `selective` or `selective:GROUP+GROUP` (the op groups to "
@@ -167,8 +170,10 @@ class RunSpec(BaseModel):
 
     @property
     def spec_hash(self) -> str:
-        """Sixteen hex digits that two specs share only if every field is equal."""
-        canonical = json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":"))
+        """Sixteen hex digits that two specs share only if every field is equal. A field that came later counts only
+        where it is set, so that results stored before it keep their hash."""
+        later = {name for name in ("max_grad_norm",) if getattr(self, name) is None}
+        canonical = json.dumps(self.model_dump(exclude=later), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
     @property
@@ -183,9 +188,11 @@ def _refusals(spec: RunSpec) -> Iterator[tuple[str, bool, str]]:
     for name in ("checkpointing", "offload_optimizer", "offload_activations", "sharding"):
         wrong = not training and getattr(spec, name) != "none"
         yield f"{name}, mode", wrong, f"{name} applies to training; with mode=inference it must be none"
-    for name, neutral in (("grad_accumulation", 1), ("loss_chunks", 1), ("dropout", 0.0)):
-        wrong = not training and getattr(spec, name) != neutral
-        yield f"{name}, mode", wrong, f"{name} applies to training; with mode=inference it must be {neutral}"
+    neutral = {"grad_accumulation": 1, "loss_chunks": 1, "dropout": 0.0, "max_grad_norm": None}
+    for name, value in neutral.items():
+        wrong = not training and getattr(spec, name) != value
+        shown = "none" if value is None else value
+        yield f"{name}, mode", wrong, f"{name} applies to training; with mode=inference it must be {shown}"
     for name in ("prefill_chunk", "new_tokens"):
         wrong = training and getattr(spec, name) != 0
         yield f"{name}, mode", wrong, f"{name} needs mode=inference; with mode=train it must be 0"

@@ -190,7 +190,9 @@ def build(
         optimizer = _shard(spec, model, blocks)
     else:
         offload = _build_offload(spec, arch, device, model, blocks) if offloads(spec) else None
-        optimizer = (offload and offload.optimizer) or DeviceOptimizer(model.parameters(), recipe, spec.optimizer)
+        optimizer = (offload and offload.optimizer) or DeviceOptimizer(
+            model.parameters(), recipe, spec.optimizer, spec.max_grad_norm
+        )
     policy = plan or parse_checkpointing(spec.checkpointing)
     plans = [apply_checkpointing(stack, policy, dropout=spec.dropout > 0, spec=spec) for stack in lists]
     notes = [*(model.notes if isinstance(model, HuggingFaceModel) else [kernel.note]), *plans]
@@ -207,8 +209,10 @@ def _shard(spec: RunSpec, model: nn.Module, blocks: list[nn.Module]) -> Updates:
     """This rank's share, where a process group is there."""
     from engine.sharding.zero import shard  # costs half a second, which only ranks need
 
-    below = spec.offload_parameters == "cpu"
-    return shard(model, blocks, spec.sharding, RECIPES[spec.precision], spec.optimizer, offload=below)
+    return shard(
+        model, blocks, spec.sharding, RECIPES[spec.precision], spec.optimizer,
+        offload=spec.offload_parameters == "cpu", max_norm=spec.max_grad_norm,
+    )  # fmt: skip
 
 
 def _last_to_run(lists: list[nn.ModuleList]) -> nn.Module:

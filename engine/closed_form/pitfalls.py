@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from engine.closed_form.block import block_tape, context_of
 from engine.closed_form.loss import fused_loss
+from engine.closed_form.states import parameter_elements
 from engine.closed_form.walk import Meter
-from engine.recipes import RECIPES
+from engine.offload.layout import clipping_note
+from engine.recipes import DTYPE_BYTES, RECIPES
 from engine.spec import RunSpec
 from engine.units import format_bytes
 
@@ -48,6 +50,8 @@ def pitfalls(spec: RunSpec, meter: Meter) -> list[str]:
             f"parameters, gradients and optimizer states are {states / meter.peak:.0%} of the peak: checkpointing can "
             "not lower it further, a cheaper optimizer, sharding or offloading can"
         )
+    if spec.max_grad_norm is not None and spec.offload_optimizer != "none" and spec.offload_overlap:
+        found.append(clipping_note(parameter_elements(context.arch) * DTYPE_BYTES[RECIPES[spec.precision].weight]))
     if RECIPES[spec.precision].compute == "fp32" and spec.gpu:
         found.append("no time is predicted in fp32: the catalog holds the cards' half-precision rates only")
     if spec.compile:

@@ -80,7 +80,7 @@ def residency(spec: RunSpec) -> Residency:
     if lower != "none" and (stage == 0 or ranks == 1):
         host, nvme, written = tier_bytes(
             arch, recipe, spec.optimizer, tier=lower, parameters=spec.offload_parameters,
-            few_landings=spec.offload_overlap and spec.grad_accumulation == 1,
+            early=spec.offload_overlap and spec.max_grad_norm is None, accumulation=spec.grad_accumulation,
         )  # fmt: skip
     return Residency(
         parameters=on_device,

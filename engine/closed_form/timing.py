@@ -32,6 +32,9 @@ from engine.spec import RunSpec
 HOST_ADAM_BYTES = 28
 """Bytes that a CPU AdamW reads and writes a parameter: weight, gradient and two moments in fp32, three written back."""
 
+CLIPPING_PASSES = 3
+"""Over the gradients: read for their norm, read and written when they are scaled."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -139,20 +142,22 @@ def _loss_work(context: Context, chunks: int, card: Rates | None) -> Work:
 
 
 def _optimizer_seconds(spec: RunSpec, card: Rates) -> float:
-    """On the device: weights and states are read and written once, gradients read once; host ones are transfers."""
+    """On the device: weights and states are read and written once, gradients read once, and for clipping read twice
+    more and written once; host ones are transfers."""
     if spec.offload_optimizer != "none":
         return 0.0
     recipe, ranks = RECIPES[spec.precision], spec.world_size if spec.sharding != "none" else 1
     weights = parameter_elements(spec.architecture) * DTYPE_BYTES[recipe.weight]
     states = optimizer_state_bytes(spec.architecture, recipe, spec.optimizer)
-    return (3 * weights + 2 * states) / ranks / card.memory
+    clipping = CLIPPING_PASSES * weights if spec.max_grad_norm is not None else 0
+    return (3 * weights + 2 * states + clipping) / ranks / card.memory
 
 
 def transfer_seconds(spec: RunSpec, card: Rates, forward: float, backward: float, hosted_bytes: int) -> float:
     """Seconds of a step that wait for a link: what is longer than the compute beside it, or all of it without overlap.
 
     Each link (device to host, host to device, CPU memory, NVMe, between ranks) works beside the others; with overlap
-    a phase waits only for its slowest one.
+    a phase waits only for its slowest one. Nothing is computed beside what has to come after backward.
     """
     waits: defaultdict[str, float] = defaultdict(float)
     for phase, link, seconds in transfers(spec, card, hosted_bytes):
@@ -160,7 +165,7 @@ def transfer_seconds(spec: RunSpec, card: Rates, forward: float, backward: float
     if not spec.offload_overlap:
         return float(sum(waits.values()))
     exposed = 0.0
-    for phase, compute in (("forward", forward), ("backward", backward)):
+    for phase, compute in (("forward", forward), ("backward", backward), ("optimizer", 0.0)):
         slowest = max((s for key, s in waits.items() if key.startswith(phase)), default=0.0)
         exposed += max(0.0, slowest - compute)
     return exposed
@@ -175,18 +180,17 @@ def transfers(spec: RunSpec, card: Rates, hosted_bytes: int) -> Iterable[tuple[s
     place = residency(spec)
     shard = ranks if spec.sharding == "zero-3" else 1
     host_rate = min(HOST_BYTES_PER_SECOND, NODE_HOST_BYTES_PER_SECOND / min(ranks, NODE_GPUS))
+    clipped = spec.max_grad_norm is not None
+    update = "optimizer" if clipped else "backward"  # clipping waits for the last gradient
     if spec.offload_optimizer != "none":
+        own = ranks if spec.sharding != "none" else 1
         yield "backward", "down", weights / shard / card.host_link * micro
-        yield (
-            "backward",
-            "cpu",
-            HOST_ADAM_BYTES * elements / (ranks if spec.sharding != "none" else 1) / host_rate,
-        )
+        yield update, "cpu", (HOST_ADAM_BYTES * elements + CLIPPING_PASSES * weights * clipped) / own / host_rate
         if spec.offload_parameters == "none":
-            yield "backward", "up", weights / shard / card.host_link
+            yield update, "up", weights / shard / card.host_link
     if spec.offload_optimizer == "nvme":
-        yield "backward", "nvme-read", place.nvme / NVME_READ_BYTES_PER_SECOND
-        yield "backward", "nvme-write", place.nvme_written / NVME_WRITE_BYTES_PER_SECOND
+        yield update, "nvme-read", place.nvme / NVME_READ_BYTES_PER_SECOND
+        yield update, "nvme-write", place.nvme_written / NVME_WRITE_BYTES_PER_SECOND
     if spec.offload_parameters != "none":
         blocks = block_bytes(arch, recipe.weight) * arch.layers / shard
         for phase in ("forward", "backward"):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from engine.offload.activations import ActivationOffload
+from engine.offload.layout import clipping_note
 from engine.offload.link import Copy, Link
 from engine.offload.nvme import nvme_directory, prepare_directory
 from engine.offload.optimizer import Observer, OffloadedOptimizer
@@ -93,16 +94,17 @@ class Offload:
         else:
             directory = nvme_directory()
             self.warnings += prepare_directory(directory)
-            self.states = NvmeStates(
-                units, self.arena, self.link, directory, recipe=recipe, fetched=moves and not apart
-            )
+            fetched = units[: len(blocks)] if moves and not apart else []
+            self.states = NvmeStates(units, self.arena, self.link, directory, recipe=recipe, fetched=fetched)
         home = HostWeights(units[: len(blocks)], self.arena, self.link) if apart else None
         moving = frozenset(units[: len(blocks)]) if moves else frozenset()
         if training:
+            if spec.max_grad_norm is not None and spec.offload_overlap:
+                self.warnings.append(clipping_note(sum(parameter.nbytes for parameter in names)))
             self.optimizer = OffloadedOptimizer(
                 units, self.states, self.link, self.arena,
                 recipe=recipe, optimizer=optimizer, accumulation=spec.grad_accumulation,
-                deliver=self._delivery(moving, home),
+                deliver=self._delivery(moving, home), max_norm=spec.max_grad_norm, order=names,
             )  # fmt: skip
         if moves:
             self.parameters = ParameterOffload(blocks, units[: len(blocks)], home or self.states, self.link)
@@ -145,7 +147,9 @@ class Offload:
                 part.observer = observer
 
     def moved_bytes(self) -> dict[str, int]:
-        """What has moved so far: `down`, `up`, `read`, `written`."""
+        """What has moved so far: `down`, `up`, `read`, `written`. Waits for what is being written."""
+        if self.states is not None:
+            self.states.settle()
         return dict(self.ledger.moved)
 
     def close(self) -> None:

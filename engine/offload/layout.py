@@ -6,15 +6,17 @@ its states (master copy, moments) after them, each part starting at a page, so t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.recipes import BLOCK_8BIT, DTYPE_BYTES, MOMENTS, Recipe
+from engine.units import format_bytes
 
 PAGE_BYTES = 4096
 TENSOR_BYTES = 64  # every tensor starts at a cache line
 
 LANDING_BUFFERS = 3  # units whose gradients may wait in host memory while others are updated
+ADDEND_BUFFERS = 2  # a later micro-batch's gradient lands while the one before is added
 STATE_BUFFERS = 3  # one unit is read ahead, one is updated, one is written behind
 WEIGHT_BUFFERS = 2  # one block's weights go to the device while the next block's are read
 
@@ -41,6 +43,30 @@ class UnitLayout:
     @property
     def total_bytes(self) -> int:
         return self.weight_bytes + self.state_bytes
+
+
+def clipping_note(gradient_bytes: int) -> str:
+    """What gradient clipping costs an optimizer that would update beside backward."""
+    return (
+        "max_grad_norm needs the norm of all gradients before the first update: none runs beside backward, and "
+        f"{format_bytes(gradient_bytes)} of gradients wait in host memory"
+    )
+
+
+def pool_bytes(sizes: Iterable[int], buffers: int) -> int:
+    """Host memory that holds the `buffers` largest of these sizes at once, each in whole pages."""
+    return sum(sorted(map(_pages, sizes), reverse=True)[:buffers])
+
+
+def landing_bytes(sizes: Sequence[int], *, few: bool) -> int:
+    """Room for gradients on their way, of units of these weight bytes: `few` where updates run beside backward, else
+    for all of them."""
+    return pool_bytes(sizes, LANDING_BUFFERS if few else len(sizes))
+
+
+def addend_bytes(largest: int, accumulation: int) -> int:
+    """Room for the gradients of later micro-batches, at most `largest` bytes each."""
+    return pool_bytes([largest] * ADDEND_BUFFERS, ADDEND_BUFFERS) if accumulation > 1 else 0
 
 
 def unit_layout(shapes: Sequence[tuple[int, ...]], recipe: Recipe, optimizer: str) -> UnitLayout:

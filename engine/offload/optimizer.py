@@ -2,7 +2,8 @@
 
 Gradients go down as backward makes them and leave the device at once. When all of a unit's have landed, its update
 runs beside the rest of backward: states loaded, the same update rule as on the device, weights copied up, states
-stored. Without overlap the same happens one thing after another, the updates only after backward.
+stored. Without overlap the same happens one thing after another, the updates only after backward. With clipping the
+norm of all gradients comes first: no update runs beside backward, and all gradients wait on the host.
 
 Updating weights while backward still runs is safe: a parameter's gradient is complete only once every node that
 reads the parameter has run.
@@ -11,20 +12,21 @@ reads the parameter has run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from engine.offload.layout import LANDING_BUFFERS
+from engine.offload.layout import addend_bytes, landing_bytes
 from engine.offload.link import Copy, Lane, Link
 from engine.offload.states import Buffers, States, Unit
 from engine.offload.tiers import Arena, HostBlock
-from engine.optimizers import DTYPES, Slot, fused_adamw, update
+from engine.optimizers import DTYPES, Slot, clip, fused_adamw, update
 from engine.recipes import Recipe
 from engine.spec import Optimizer as OptimizerName
 
@@ -69,14 +71,16 @@ class OffloadedOptimizer:
         accumulation: int = 1,
         deliver: Deliver,
         max_norm: float | None = None,
+        order: Iterable[Tensor] = (),
     ) -> None:
         """`deliver` takes a unit's new weights to where the next step looks for them.
         `max_norm` clips the global gradient norm, which is known only when backward is over: no update then runs
-        beside it.
+        beside it. `order`: that of the parameters on the device, in which the norm is summed there.
         """
-        self.units, self.states, self.link, self.arena = list(units), states, link, arena
+        self.units, self.states, self.link = list(units), states, link
         self.optimizer, self.accumulation = optimizer, accumulation
         self.deliver, self.max_norm = deliver, max_norm
+        self.order = {parameter: index for index, parameter in enumerate(order)}
         self.one_call = optimizer == "adamw" and recipe.weight == recipe.moment and not recipe.master
         self.weight_dtype = DTYPES[recipe.weight]
         self.observer: Observer = unobserved
@@ -85,13 +89,15 @@ class OffloadedOptimizer:
         threads = max(1, torch.get_num_threads() // share)
         self.lane = Lane("remat-update", threads=threads, simulated=link.simulated)
         self.early = link.overlap and max_norm is None
-        self.landing_buffers = Buffers(arena, LANDING_BUFFERS if self.early and accumulation == 1 else len(self.units))
+        weight_bytes = [unit.layout.weight_bytes for unit in self.units]
+        self.landing_buffers = Buffers(arena, landing_bytes(weight_bytes, few=self.early and accumulation == 1))
         self.landings: dict[Unit, Landing] = {}
         self.pending: list[Future[Any]] = []
         self.arithmetic_seconds = 0.0
         widest = max(parameter.numel() for unit in self.units for parameter in unit.parameters)
         wide = not self.one_call and self.weight_dtype != torch.float32
         self.scratch = arena.take(4 * widest) if wide else None
+        self.addends = Buffers(arena, addend_bytes(widest * self.weight_dtype.itemsize, accumulation))
         for unit in self.units:
             for index, parameter in enumerate(unit.parameters):
                 parameter.register_post_accumulate_grad_hook(partial(self._arrive, unit, index))
@@ -108,9 +114,11 @@ class OffloadedOptimizer:
             if index not in landing.arrived:
                 landing.copies.append(self.link.down(grad, landing.block, unit.layout.parameters[index][0].offset))
             else:
-                addend = self.arena.take(grad.nbytes)
+                addend = self.addends.take(grad.nbytes)
                 copy = self.link.down(grad, addend)
                 self.pending.append(self.lane.submit(self._add, unit, landing, index, addend, copy))
+                if self.link.simulated:
+                    self.addends.give(addend)
         landing.arrived[index] = landing.arrived.get(index, 0) + 1
         parameter.grad = None
         if self.early and list(landing.arrived.values()) == [self.accumulation] * len(unit.parameters):
@@ -118,11 +126,13 @@ class OffloadedOptimizer:
 
     def _add(self, unit: Unit, landing: Landing, index: int, addend: HostBlock, copy: Copy) -> None:
         """Add a later micro-batch's gradient to what has landed, in the order in which the device would."""
-        for earlier in [*landing.copies, copy]:
-            earlier.wait()
-        total = self._gradients(unit, landing)[index]
-        total.add_(addend.view(0, tuple(total.shape), total.dtype))
-        self.arena.give(addend)
+        try:
+            for earlier in [*landing.copies, copy]:
+                earlier.wait()
+            total = self._gradients(unit, landing)[index]
+            total.add_(addend.view(0, tuple(total.shape), total.dtype))
+        finally:
+            self.addends.give(addend)
 
     def _gradients(self, unit: Unit, landing: Landing) -> list[Tensor]:
         pieces = [pieces[0] for pieces in unit.layout.parameters]
@@ -139,14 +149,16 @@ class OffloadedOptimizer:
     @torch.no_grad()
     def _update(self, unit: Unit, landing: Landing) -> list[Copy]:
         """One unit's update, on the background thread. Returns the copies of its new weights to the device."""
-        for copy in landing.copies:
-            copy.wait()
-        slots = self.states.load(unit)
-        start = time.perf_counter()
-        gradients = self._gradients(unit, landing)
-        self._apply([(slots[index], gradients[index]) for index in sorted(landing.arrived)])
-        self.arithmetic_seconds += time.perf_counter() - start
-        self.landing_buffers.give(landing.block)
+        try:
+            for copy in landing.copies:
+                copy.wait()
+            slots = self.states.load(unit)
+            start = time.perf_counter()
+            gradients = self._gradients(unit, landing)
+            self._apply([(slots[index], gradients[index]) for index in sorted(landing.arrived)])
+            self.arithmetic_seconds += time.perf_counter() - start
+        finally:  # also where the disk failed: backward may be waiting for the room, and must come to its end
+            self.landing_buffers.give(landing.block)
         copies = self.deliver(unit, slots)
         for copy in copies:
             copy.wait()
@@ -184,23 +196,25 @@ class OffloadedOptimizer:
         self.pending.clear()
 
     def _clip(self, max_norm: float) -> None:
-        """Scale every gradient so that their global L2 norm is at most `max_norm`, as torch's clip_grad_norm_ does."""
-        self._drain()
-        for landing in self.landings.values():
-            for copy in landing.copies:
-                copy.wait()
-        gradients = [
-            self._gradients(unit, landing)[index]
+        """Scale the gradients where they landed, summed in the device's order: the same bits."""
+        with self.link.ledger.waiting():
+            self._drain()
+            for landing in self.landings.values():
+                for copy in landing.copies:
+                    copy.wait()
+        landed = [
+            (self.order.get(unit.parameters[index], 0), grad)
             for unit, landing in self.landings.items()
-            for index in landing.arrived
+            for index, grad in enumerate(self._gradients(unit, landing))
+            if index in landing.arrived
         ]
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in gradients]))
-        for grad in gradients:
-            grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+        clip([grad for _, grad in sorted(landed, key=itemgetter(0))], max_norm)
 
     def tensors(self) -> list[Tensor]:
         """Optimizer states on the device: none."""
         return []
 
     def close(self) -> None:
+        for buffers in (self.landing_buffers, self.addends):
+            buffers.close()
         self.lane.close()

@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from threading import BoundedSemaphore
+from threading import Condition
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from engine.offload.layout import STATE_BUFFERS, WEIGHT_BUFFERS, Piece, UnitLayout, unit_layout
+from engine.errors import RunError
+from engine.offload.layout import STATE_BUFFERS, WEIGHT_BUFFERS, Piece, UnitLayout, pool_bytes, unit_layout
 from engine.offload.link import Copy, Lane, Link
 from engine.offload.nvme import NvmeFile
-from engine.offload.tiers import Arena, HostBlock
+from engine.offload.tiers import Arena, HostBlock, page_aligned
 from engine.optimizers import DTYPES, Slot
 from engine.recipes import Recipe
 
@@ -81,18 +82,51 @@ def fill(slots: list[Slot], parameters: list[Tensor]) -> None:
 
 
 class Buffers:
-    """At most `limit` host blocks at a time; who asks for more waits until one comes back."""
+    """A fixed piece of host memory that blocks are cut from; who finds no room waits until one comes back."""
 
-    def __init__(self, arena: Arena, limit: int) -> None:
-        self.arena, self._room = arena, BoundedSemaphore(limit)
+    def __init__(self, arena: Arena, count: int) -> None:
+        self.whole = arena.take(count) if count else HostBlock(0)
+        self._gaps = [(0, page_aligned(count))]
+        """What is free: (start, stop), in order, no two touching."""
+        self._changed = Condition()
+        self._closed = False
 
     def take(self, count: int) -> HostBlock:
-        self._room.acquire()
-        return self.arena.take(count)
+        """A block of `count` bytes. Raises RunError when the run has ended meanwhile."""
+        size = page_aligned(count)
+        with self._changed:
+            while (start := self._first_fit(size)) is None:
+                if self._closed:
+                    raise RunError("the run ended while host memory was waited for")
+                self._changed.wait()
+        if self.whole.memory is None or self.whole.tensor is None:
+            return HostBlock(count, start=start)
+        return HostBlock(count, self.whole.memory[start : start + size], self.whole.tensor[start : start + size], start)
+
+    def _first_fit(self, size: int) -> int | None:
+        for index, (start, stop) in enumerate(self._gaps):
+            if stop - start >= size:
+                self._gaps[index : index + 1] = [(start + size, stop)] if stop - start > size else []
+                return start
+        return None
 
     def give(self, block: HostBlock) -> None:
-        self.arena.give(block)
-        self._room.release()
+        """Take a block back. Nobody may use it any more."""
+        with self._changed:
+            gaps = sorted([*self._gaps, (block.start, block.start + page_aligned(block.count))])
+            self._gaps = [gaps[0]]
+            for start, stop in gaps[1:]:
+                if start == self._gaps[-1][1]:
+                    self._gaps[-1] = (self._gaps[-1][0], stop)
+                else:
+                    self._gaps.append((start, stop))
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Nothing comes back any more: whoever waits, or will, is told."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
 
 class States(Protocol):
@@ -115,6 +149,9 @@ class States(Protocol):
 
     def check(self) -> None:
         """Raise what a background thread ran into."""
+
+    def settle(self) -> None:
+        """Wait until all that was stored is where it belongs."""
 
     def close(self) -> None: ...
 
@@ -171,6 +208,9 @@ class HostStates:
     def check(self) -> None:
         return
 
+    def settle(self) -> None:
+        return
+
     def close(self) -> None:
         return
 
@@ -189,23 +229,20 @@ class NvmeStates:
         directory: Path,
         *,
         recipe: Recipe,
-        fetched: bool,
+        fetched: Sequence[Unit] = (),
     ) -> None:
-        """`fetched`: the device gets its weights from here. Raises StorageError if there is no room."""
+        """`fetched`: the units whose weights the device gets from here. Raises StorageError if there is no room."""
         simulated, serial = link.simulated, not link.overlap
         self.ledger, self.link = link.ledger, link
         total = sum(unit.layout.total_bytes for unit in units)
         if simulated:
             self.ledger.hold(self.ledger.nvme, total)
-        self.derived, self.stored = recipe.master, fetched or not recipe.master
+        self.derived, self.stored = recipe.master, bool(fetched) or not recipe.master
         self.reader, self.writer, self.fetcher = (
             Lane(name, serial=serial, simulated=simulated) for name in ("remat-read", "remat-write", "remat-fetch")
         )
-        self.buffers = Buffers(arena, STATE_BUFFERS)
-        self.staging = Buffers(arena, WEIGHT_BUFFERS)
-        if simulated:
-            for size in sorted(unit.layout.total_bytes for unit in units)[-STATE_BUFFERS:]:
-                self.buffers.take(size)
+        self.buffers = Buffers(arena, pool_bytes((unit.layout.total_bytes for unit in units), STATE_BUFFERS))
+        self.staging = Buffers(arena, pool_bytes((unit.layout.weight_bytes for unit in fetched), WEIGHT_BUFFERS))
         self.reading: dict[Unit, Future[HostBlock]] = {}
         self.loaded: dict[Unit, HostBlock] = {}
         self.writing: dict[Unit, Future[None]] = {}
@@ -249,7 +286,13 @@ class NvmeStates:
             if future.done():
                 future.result()
 
+    def settle(self) -> None:
+        for future in list(self.writing.values()):
+            future.result()
+
     def close(self) -> None:
+        for buffers in (self.buffers, self.staging):
+            buffers.close()
         for lane in (self.fetcher, self.reader, self.writer):
             lane.close()
         if self.file is not None:

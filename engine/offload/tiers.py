@@ -92,6 +92,8 @@ class HostBlock:
     count: int
     memory: memoryview | None = None
     tensor: Tensor | None = None
+    start: int = 0
+    """Its place in the larger block that it was cut from."""
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The tensor at `offset`, sharing this block's memory."""

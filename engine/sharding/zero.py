@@ -26,7 +26,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, Comm, ReduceScatter
 from torch.distributed.tensor import DTensor
 
-from engine.optimizers import DeviceOptimizer
+from engine.optimizers import DeviceOptimizer, clip
 from engine.recipes import Recipe
 from engine.spec import Optimizer as OptimizerName
 from engine.spec import Sharding
@@ -61,6 +61,16 @@ def all_gather(whole: Tensor, own: Tensor) -> None:
         _all_gather(whole, own)
     else:
         dist.all_gather(list(borrowed(whole).view(-1, own.numel())), borrowed(own))
+
+
+def add_up(scalar: Tensor) -> None:
+    """Sum a scalar over the ranks, in place. FSDP2's policy may have it on the host, where NCCL does not reach."""
+    if dist.get_backend() == "nccl":
+        total = scalar.cuda()
+        dist.all_reduce(total)
+        scalar.copy_(total)
+    else:
+        dist.all_reduce(borrowed(scalar))
 
 
 class _Allocates(Comm):
@@ -120,29 +130,37 @@ def flatten(parameters: Sequence[Tensor], rank: int, world_size: int) -> FlatUni
 class ReplicatedOptimizer(DeviceOptimizer):
     """Plain data parallelism: every rank holds everything and does the same update."""
 
-    def __init__(self, parameters: Sequence[Tensor], recipe: Recipe, optimizer: OptimizerName) -> None:
-        super().__init__(parameters, recipe, optimizer)
+    def __init__(
+        self, parameters: Sequence[Tensor], recipe: Recipe, optimizer: OptimizerName, max_norm: float | None = None
+    ) -> None:
+        super().__init__(parameters, recipe, optimizer, max_norm)
         self.world_size = dist.get_world_size()
 
     @torch.no_grad()
     def step(self) -> None:
         for slot in self.slots:
-            grad = slot.parameter.grad
-            if grad is not None:
-                dist.all_reduce(grad)
-                self.apply(slot, grad.div_(self.world_size))
-                slot.parameter.grad = None
+            if slot.parameter.grad is not None:
+                dist.all_reduce(slot.parameter.grad)
+                slot.parameter.grad.div_(self.world_size)
+        super().step()
 
 
 class FlatOptimizer(DeviceOptimizer):
     """ZeRO-1 and ZeRO-2. `early`: gradients are scattered as soon as a unit's are complete, in every micro-batch."""
 
     def __init__(
-        self, groups: Sequence[Sequence[Tensor]], recipe: Recipe, optimizer: OptimizerName, *, early: bool
+        self,
+        groups: Sequence[Sequence[Tensor]],
+        recipe: Recipe,
+        optimizer: OptimizerName,
+        max_norm: float | None = None,
+        *,
+        early: bool,
     ) -> None:
-        self.world_size, self.early = dist.get_world_size(), early
+        self.world_size = dist.get_world_size()
+        self.keeps_shares = early or max_norm is not None  # of every unit's gradients until the last one is there
         self.units = [flatten(group, dist.get_rank(), self.world_size) for group in groups]
-        super().__init__([unit.own for unit in self.units], recipe, optimizer)
+        super().__init__([unit.own for unit in self.units], recipe, optimizer, max_norm)
         largest = max((unit.flat for unit in self.units), key=Tensor.numel)
         # Kept, since a collective's own thread may be the last to let go of a buffer: it would die at no known time.
         self.whole, self.share = torch.empty_like(largest), largest.new_empty(largest.numel() // self.world_size)
@@ -172,16 +190,21 @@ class FlatOptimizer(DeviceOptimizer):
         if unit.grad is not None:
             unit.grad.add_(own)
         else:
-            unit.grad = own.clone() if self.early else own
+            unit.grad = own.clone() if self.keeps_shares else own
         unit.arrived.clear()
+
+    def _own_gradient(self, unit: FlatUnit) -> Tensor:
+        if unit.grad is None or unit.arrived:
+            self._scatter(unit)
+        assert unit.grad is not None
+        return unit.grad
 
     @torch.no_grad()
     def step(self) -> None:
+        if self.max_norm is not None:
+            clip([self._own_gradient(unit) for unit in self.units], self.max_norm, add_up)
         for unit, slot in zip(self.units, self.slots, strict=True):
-            if unit.grad is None or unit.arrived:
-                self._scatter(unit)
-            assert unit.grad is not None
-            self.apply(slot, unit.grad)
+            self.apply(slot, self._own_gradient(unit))
             unit.grad = None
             all_gather(unit.flat, self.share[: unit.own.numel()].copy_(unit.own))
 
@@ -189,12 +212,17 @@ class FlatOptimizer(DeviceOptimizer):
 class ShardedOptimizer(DeviceOptimizer):
     """ZeRO-3: FSDP2 keeps each rank's rows of every parameter and gradient; this updates them where they are."""
 
-    def __init__(self, parameters: Sequence[Tensor], recipe: Recipe, optimizer: OptimizerName) -> None:
+    def __init__(
+        self, parameters: Sequence[Tensor], recipe: Recipe, optimizer: OptimizerName, max_norm: float | None = None
+    ) -> None:
         self.parameters = list(parameters)
-        super().__init__([_local(parameter) for parameter in self.parameters], recipe, optimizer)
+        super().__init__([_local(parameter) for parameter in self.parameters], recipe, optimizer, max_norm)
 
     @torch.no_grad()
     def step(self) -> None:
+        if self.max_norm is not None:
+            gradients = [parameter.grad for parameter in self.parameters]
+            clip([_local(grad) for grad in gradients if grad is not None], self.max_norm, add_up)
         for parameter, slot in zip(self.parameters, self.slots, strict=True):
             if parameter.grad is not None and slot.parameter.numel():
                 slot.parameter = _local(parameter)
@@ -215,13 +243,15 @@ def shard(
     optimizer: OptimizerName,
     *,
     offload: bool = False,
+    max_norm: float | None = None,
 ) -> DeviceOptimizer:
     """Spread `model` over the process group that is there; the optimizer of this rank.
 
-    `offload` (ZeRO-3 on CUDA): the shards of parameters, gradients and states live in host memory.
+    `offload` (ZeRO-3 on CUDA): the shards of parameters, gradients and states live in host memory. `max_norm` clips
+    the norm of the averaged gradients of all ranks.
     """
     if stage == "none":
-        return ReplicatedOptimizer(list(model.parameters()), recipe, optimizer)
+        return ReplicatedOptimizer(list(model.parameters()), recipe, optimizer, max_norm)
     if stage == "zero-3":
         device = next(model.parameters()).device.type
         mesh = init_device_mesh(device, (dist.get_world_size(),))
@@ -231,8 +261,8 @@ def shard(
             if device == "cpu" and isinstance(module, FSDPModule):
                 module.set_custom_all_gather(CpuAllGather())
                 module.set_custom_reduce_scatter(CpuReduceScatter())
-        return ShardedOptimizer(list(model.parameters()), recipe, optimizer)
+        return ShardedOptimizer(list(model.parameters()), recipe, optimizer, max_norm)
     inside = {parameter for block in blocks for parameter in block.parameters()}
     rest = [parameter for parameter in model.parameters() if parameter not in inside]
     groups = [list(block.parameters()) for block in blocks]
-    return FlatOptimizer([*groups, rest], recipe, optimizer, early=stage == "zero-2")
+    return FlatOptimizer([*groups, rest], recipe, optimizer, max_norm, early=stage == "zero-2")

@@ -95,3 +95,17 @@ def test_every_optimizer(optimizer):
 def test_dropout_draws_the_same_masks():
     fields = {"dropout": 0.1, "checkpointing": "per-layer"}
     assert_same(fields, [offload_fields(*PLACES[3]), offload_fields(*PLACES[4])])
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("fields", [{}, {"grad_accumulation": 3}, {"optimizer": "sgd"}, {"precision": "bf16-mixed"}])
+def test_clipped_gradients(fields, overlap):
+    clipped = {**fields, "max_grad_norm": 0.1}
+    assert_same(clipped, [offload_fields(*places, overlap) for places in (PLACES[0], PLACES[1], PLACES[3], PLACES[4])])
+
+
+def test_clipping_changes_the_weights():
+    as_is, clipped = train(optimizer="sgd")[1], train(optimizer="sgd", max_grad_norm=0.1)[1]
+    assert not all(torch.equal(as_is[name], weight) for name, weight in clipped.items())
+    loose = train(optimizer="sgd", max_grad_norm=1e6)[1]
+    assert all(torch.equal(as_is[name], weight) for name, weight in loose.items())

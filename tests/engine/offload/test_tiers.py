@@ -1,7 +1,9 @@
 """Byte accounting of the tiers, and that host memory is outside torch's and the limit's sight."""
 
+import itertools
 import resource
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
-from engine.offload.tiers import PAGE_BYTES, Arena, Ledger
+from engine.errors import RunError
+from engine.offload.layout import pool_bytes
+from engine.offload.states import Buffers
+from engine.offload.tiers import PAGE_BYTES, Arena, HostBlock, Ledger, page_aligned
 from engine.units import MIB
 
 CPU = torch.device("cpu")
@@ -42,6 +47,40 @@ def test_a_returned_block_is_reused():
     address = block.tensor.data_ptr()
     arena.give(block)
     assert arena.take(9_000).tensor.data_ptr() == address
+
+
+@given(sizes=st.lists(st.integers(1, 3 * PAGE_BYTES), min_size=1, max_size=20), data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_blocks_of_a_pool_never_overlap_and_all_of_it_comes_back(sizes, data):
+    ledger = Ledger()
+    pool = Buffers(Arena(ledger, CPU), pool_bytes(sizes, 3))
+    out: list[HostBlock] = []
+    for size in sizes:
+        while len(out) == 3 or (out and data.draw(st.booleans())):
+            pool.give(out.pop(data.draw(st.integers(0, len(out) - 1))))
+        try_fit = sum(page_aligned(block.count) for block in out) + page_aligned(size)
+        if not out or try_fit <= PAGE_BYTES:
+            out.append(pool.take(size))
+        spans = sorted((block.start, block.start + page_aligned(block.count)) for block in out)
+        assert all(first[1] <= second[0] for first, second in itertools.pairwise(spans))
+    for block in out:
+        pool.give(block)
+    assert pool.take(pool_bytes(sizes, 3)).start == 0
+    assert ledger.host.peak_bytes == pool_bytes(sizes, 3)
+
+
+def test_who_waits_for_room_gets_it_or_hears_of_the_end():
+    pool = Buffers(Arena(Ledger(), CPU), 2 * PAGE_BYTES)
+    first, second = pool.take(PAGE_BYTES), pool.take(1)
+    with ThreadPoolExecutor(1) as lane:
+        waiting = lane.submit(pool.take, PAGE_BYTES)
+        pool.give(first)
+        assert waiting.result(timeout=5).start == first.start
+        waiting = lane.submit(pool.take, 2 * PAGE_BYTES)
+        pool.give(second)
+        pool.close()
+        with pytest.raises(RunError, match="the run ended"):
+            waiting.result(timeout=5)
 
 
 def test_views_have_dtype_shape_and_offset():

@@ -75,6 +75,16 @@ def test_gradients_accumulate_over_micro_batches(alone):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stage", ["none", "zero-1", "zero-2", "zero-3"])
+def test_the_norm_that_clips_is_that_of_all_ranks(stage):
+    fields = {"optimizer": "sgd", "steps": 4, "max_grad_norm": 0.5}
+    together = run(micro_batch=1, world_size=2, sharding=stage, **fields)
+    apart, as_is = run(micro_batch=2, **fields), run(micro_batch=2, **{**fields, "max_grad_norm": None})
+    assert together.losses == pytest.approx(apart.losses, rel=1e-6)
+    assert together.losses != pytest.approx(as_is.losses, rel=1e-5)
+
+
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_run_and_leaves_no_process(monkeypatch):
     started = []
     start = launch._start

@@ -15,9 +15,12 @@ training guide."""
 PRODUCT_EFFICIENCY_ELSEWHERE = 0.60
 """For cards without a published step: between A100 and H100."""
 
-ATTENTION_EFFICIENCY = 0.45
-"""Share of the peak that fused attention reaches over forward and backward: FlashAttention-2 has 73 % and 63 % on
-A100 (Dao 2023, arXiv 2307.08691), 35 % on H100, FlashAttention-3 75 % there (Shah et al. 2024, arXiv 2407.08608)."""
+ATTENTION_EFFICIENCY = {"H100": 0.35, "H200": 0.35, "GH200": 0.35}
+"""Share of the peak that FlashAttention-2, which torch runs, reaches on Hopper (Shah et al. 2024, arXiv 2407.08608)."""
+
+ATTENTION_EFFICIENCY_ELSEWHERE = 0.45
+"""Over forward and backward: below the 73 % and 63 % that FlashAttention-2 reaches on A100 at its best shapes (Dao
+2023, arXiv 2307.08691)."""
 
 BANDWIDTH_EFFICIENCY = 0.85
 """Share of the data-sheet memory bandwidth that a pointwise kernel reaches: STREAM-like kernels, 85-92 % on
@@ -39,8 +42,11 @@ NVME_WRITE_BYTES_PER_SECOND = 5.0e9
 """One PCIe 4.0 drive; the course says 6-12 GB/s a drive. DeepNVMe: 10 and 5 GB/s over four."""
 
 NODE_GPUS = 8
-NETWORK_BYTES_PER_SECOND = 40e9
-"""Per GPU between nodes: one 400 Gb/s adapter a GPU (DGX H100), 80 % of 50 GB/s."""
+NODE_NETWORK_BYTES_PER_SECOND = {"V100": 40e9, "A100": 160e9}
+NODE_NETWORK_ELSEWHERE = 320e9
+"""What a node receives from others, shared by its GPUs: a collective's rings cross nodes through all its adapters, and
+what has arrived goes on over NVLink. Eight 400 Gb/s adapters on DGX H100, eight of 200 on DGX A100, four of 100 on
+DGX-1 (NVIDIA data sheets), at 80 %."""
 
 NVLINK_BYTES_PER_SECOND = {"V100": 150e9, "A100": 300e9, "H100": 450e9, "H200": 450e9, "B200": 900e9, "GH200": 450e9}
 """Per direction, SXM boards (NVIDIA data sheets). Cards without NVLink use their host link."""
@@ -85,8 +91,10 @@ def rates(card: Gpu, world_size: int) -> Rates | None:
     near = LINK_EFFICIENCY * nvlink if nvlink else link
     return Rates(
         matmul=PRODUCT_EFFICIENCY.get(family, PRODUCT_EFFICIENCY_ELSEWHERE) * peak,
-        attention=ATTENTION_EFFICIENCY * peak,
+        attention=ATTENTION_EFFICIENCY.get(family, ATTENTION_EFFICIENCY_ELSEWHERE) * peak,
         memory=BANDWIDTH_EFFICIENCY * card.memory_bytes_per_second,
         host_link=link,
-        peers=near if world_size <= NODE_GPUS else min(near, NETWORK_BYTES_PER_SECOND),
+        peers=near
+        if world_size <= NODE_GPUS
+        else min(near, NODE_NETWORK_BYTES_PER_SECOND.get(family, NODE_NETWORK_ELSEWHERE)),
     )

@@ -1,6 +1,6 @@
 """`python -m engine.validate [--configs] [--only SECTION]... [--json] [--write FOLDER]`: how accurate Remat is.
 
-Without options: all three sections, Markdown on stdout. `--configs` checks that every config of the catalog can be
+Without options: all sections, Markdown on stdout. `--configs` checks that every config of the catalog can be
 simulated instead. `--write FOLDER` leaves `accuracy.json` and `accuracy.md` there. Progress goes to stderr.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")
 
-from engine.validate import catalog, grid, published
+from engine.validate import catalog, grid, published, speed
 from engine.validate.report import TITLES, markdown, report
 from engine.validate.statistics import Comparison
 
@@ -24,6 +24,7 @@ SECTIONS: dict[str, Callable[[], Iterable[Comparison]]] = {
     "simulation": grid.compare,
     "catalog": catalog.compare,
     "published": published.compare,
+    "speed": speed.compare,
 }
 
 

@@ -95,18 +95,23 @@ class Judged:
 
     @property
     def label(self) -> str:
-        row = self.row
-        source = re.sub(r"^github ", "", row["source"])[:60]
-        return f"{source}: {row['model']} b{row['micro_batch']} s{row['seq']}, {row['sharding/parallelism'][:48]}"
+        return label_of(self.row)
+
+
+def label_of(row: Row) -> str:
+    """A row in a line."""
+    source = re.sub(r"^github ", "", row["source"])[:60]
+    return f"{source}: {row['model']} b{row['micro_batch']} s{row['seq']}, {row['sharding/parallelism'][:48]}"
 
 
 @cache
 def rows_in_scope() -> tuple[Judged, ...]:
     rows = enumerate(published_measurements())
-    return tuple(Judged(index, row, specs_of(row), _compiled(row)) for index, row in rows if reason_out(row) is None)
+    return tuple(Judged(index, row, specs_of(row), is_compiled(row)) for index, row in rows if reason_out(row) is None)
 
 
-def _compiled(row: Row) -> bool:
+def is_compiled(row: Row) -> bool:
+    """Whether a row was measured under torch.compile."""
     return "compile" in _described(row)
 
 
@@ -120,7 +125,7 @@ def specs_of(row: Row) -> list[RunSpec]:
         "precision": "bf16" if "pure bf16" in (row["master_weights/precision recipe"] or "pure bf16") else "bf16-mixed",
         "optimizer": "adamw-8bit" if "8bit" in (row["optimizer"] or "").replace("-", "") else "adamw",
         "loss_chunks": 8 if chunked else 1,
-        "loss": "fused" if chunked or (_compiled(row) and trainer_of(row).compiled_loss) else "standard",
+        "loss": "fused" if chunked or (is_compiled(row) and trainer_of(row).compiled_loss) else "standard",
         "offload_activations": "cpu" if "activations" in (row["offload"] or "") else "none",
         "gpu": "h100",
     } | _sharding(row)

@@ -17,16 +17,21 @@ TITLES = {
     "simulation": "Simulated against measured on this machine",
     "catalog": "Closed form against simulation, over the catalog",
     "published": "Closed form against published measurements",
+    "speed": "Predicted against published tokens a second",
 }
 
+UNITS = {"speed": "tokens_per_second"}
+"""Of sections that are not in bytes."""
 
-def section(comparisons: Iterable[Comparison]) -> dict[str, Any]:
-    """Rows and, by group, what they come to."""
+
+def section(comparisons: Iterable[Comparison], unit: str = "bytes") -> dict[str, Any]:
+    """Rows and, by group, what they come to; of memory also the outliers, each with its note."""
     rows = list(comparisons)
     return {
         "summaries": {name: summary.as_dict() for name, summary in _summaries(rows)},
-        "rows": [_row(row) for row in rows],
-        "outliers": [_row(row) | {"note": _note(row)} for row in outliers(rows)],
+        "unit": unit,
+        "rows": [_row(row, unit) for row in rows],
+        "outliers": [_row(row, unit) | {"note": _note(row)} for row in outliers(rows) if unit == "bytes"],
     }
 
 
@@ -40,10 +45,10 @@ def _summaries(rows: Sequence[Comparison]) -> Iterator[tuple[str, Summary]]:
             yield name, summary
 
 
-def _row(row: Comparison) -> dict[str, Any]:
+def _row(row: Comparison, unit: str) -> dict[str, Any]:
     return {
-        "label": row.label, "group": row.group, "predicted_bytes": round(row.predicted),
-        "actual_bytes": round(row.actual), "error": round(row.error, 6), "published_row": row.row,
+        "label": row.label, "group": row.group, f"predicted_{unit}": round(row.predicted),
+        f"actual_{unit}": round(row.actual), "error": round(row.error, 6), "published_row": row.row,
     }  # fmt: skip
 
 
@@ -55,7 +60,7 @@ def _note(row: Comparison) -> str:
 
 def report(sections: dict[str, Iterable[Comparison]]) -> dict[str, Any]:
     """The whole report. Sections are evaluated here, in order."""
-    made: dict[str, Any] = {name: section(rows) for name, rows in sections.items()}
+    made: dict[str, Any] = {name: section(rows, UNITS.get(name, "bytes")) for name, rows in sections.items()}
     if "published" in made:
         made["published"]["out_of_scope"] = published.counts_out()
         made["published"]["too_low"] = [row for row in made["published"]["rows"] if row["error"] < -TOO_LOW]

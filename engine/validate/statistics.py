@@ -15,7 +15,7 @@ OUTLIER = 0.20
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One predicted quantity against the true one, in bytes. `row` is the published row's index, if it is one."""
+    """One predicted quantity against the true one, in its unit. `row` is the published row's index, if it is one."""
 
     label: str
     group: str

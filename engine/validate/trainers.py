@@ -79,9 +79,9 @@ LATER_CARDS = ("MI300X", "B200")
 
 
 def trainer_of(row: Row) -> Trainer:
-    """The code that a row in scope was measured with. Raises KeyError for a source without an entry."""
-    name = next((name for name in TRAINERS if name in row["source"]), row["source"])
-    trainer, text = TRAINERS[name], row["sharding/parallelism"]
+    """The code that a row was measured with; ours for a source without an entry."""
+    name = next((name for name in TRAINERS if name in row["source"]), "")
+    trainer, text = TRAINERS.get(name, Trainer()), row["sharding/parallelism"] or ""
     if "workflows/training" in name and row["gpu"].startswith(LATER_CARDS):
         return SINCE_JULY_2025
     staying = {"FSDP1": 2, "always (ZeRO-3)": 0, "never (ZeRO-2)": row["layers"]}

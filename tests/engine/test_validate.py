@@ -5,9 +5,10 @@ import pytest
 from engine.catalog import published_measurements
 from engine.closed_form.hardware import RESERVED_OVER_MAIN
 from engine.units import MIB
-from engine.validate import published
+from engine.validate import published, speed
 from engine.validate.__main__ import main
 from engine.validate.grid import grid
+from engine.validate.report import report, section
 from engine.validate.statistics import OUTLIER, TOO_LOW, Comparison, outliers, quantile, summarise
 from engine.validate.trainers import TRAINERS, kept_besides
 
@@ -123,3 +124,33 @@ def test_the_command_writes_both_files(tmp_path, capsys: pytest.CaptureFixture[s
     main(["--only", "published", "--write", str(tmp_path)])
     assert "Closed form against published" in capsys.readouterr().out
     assert {path.name for path in tmp_path.iterdir()} == {"accuracy.json", "accuracy.md"}
+
+
+def test_speeds_are_judged_on_other_sources_than_the_rates_are_from() -> None:
+    rows = list(speed.compare())
+    assert len(rows) > 200
+    assert not [row for row in rows if any(name in row.label for name in speed.FITTED)]
+    groups = {row.group for row in rows}
+    assert {"A100, eager", "A100, compiled", "H100, eager", "H100 of 500 W, compiled"} <= groups
+
+
+def test_speeds_on_the_cards_of_the_catalog_are_of_the_right_size() -> None:
+    for card, limit in (("A100", 0.15), ("H100", 0.25)):
+        summary = summarise([row for row in speed.compare() if row.group.split(",")[0] == card])
+        assert summary is not None
+        assert summary.median_error <= limit
+        assert abs(summary.bias) <= limit
+
+
+def test_a_report_names_the_unit_of_its_rows() -> None:
+    made = report({"speed": [Comparison("a", "A100, eager", 90, 100)], "catalog": [Comparison("b", "ours", 2, 1)]})
+    assert made["speed"]["rows"][0]["predicted_tokens_per_second"] == 90
+    assert made["speed"]["outliers"] == []
+    assert made["catalog"]["outliers"][0]["actual_bytes"] == 1
+
+
+def test_quantities_of_several_kinds_are_also_summed_up() -> None:
+    kinds = [Comparison("a", "reserved, eager", 1, 1), Comparison("b", "reserved, compiled", 3, 2)]
+    assert list(section([*kinds, Comparison("c", "allocated, eager", 1, 1)])["summaries"]) == [
+        "reserved", "reserved, eager", "reserved, compiled", "allocated, eager",
+    ]  # fmt: skip

@@ -15,6 +15,20 @@ def usable_bytes(card: Gpu, world_size: int = 1) -> int:
     return int(card.memory_bytes * (1 - FRAGMENTATION)) - CONTEXT_BYTES - collectives
 
 
+def overdrawn(spec: RunSpec, reserved_bytes: int | None) -> list[str]:
+    """A warning where the allocator would like to hold more than the card has beside context and libraries."""
+    if spec.gpu is None or reserved_bytes is None:
+        return []
+    card = gpu(spec.gpu)
+    room = card.memory_bytes - CONTEXT_BYTES - (COLLECTIVE_BYTES if spec.world_size > 1 else 0)
+    if reserved_bytes <= room:
+        return []
+    return [
+        f"the caching allocator would reserve {format_bytes(reserved_bytes)}, more than the {format_bytes(room)} that "
+        f"the {card.name} has for it: it gives cached memory back and asks again in every step, which is slow, or fails"
+    ]
+
+
 def fits(spec: RunSpec, peak_bytes: int) -> Fits | None:
     """None where no `gpu` is named."""
     if spec.gpu is None:

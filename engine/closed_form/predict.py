@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.closed_form.fits import fits
+from engine.closed_form.fits import fits, overdrawn
 from engine.closed_form.inference import predict_inference
 from engine.closed_form.ledger import ledger, reserved_rows
 from engine.closed_form.ops import predicts_cuda
@@ -29,6 +29,7 @@ def predict(spec: RunSpec) -> RunResult:
 def _predict_training(spec: RunSpec) -> RunResult:
     step, place = walk_step(spec), residency(spec)
     meter, on_cuda = step.meter, predicts_cuda(spec)
+    reserved = step.reserved_bytes if on_cuda else None
     return RunResult(
         spec=spec,
         spec_hash=spec.spec_hash,
@@ -36,7 +37,7 @@ def _predict_training(spec: RunSpec) -> RunResult:
         outcome="ok",
         memory=Memory(
             device_peak_bytes=meter.peak,
-            device_reserved_bytes=step.reserved_bytes if on_cuda else None,
+            device_reserved_bytes=reserved,
             host_peak_bytes=place.host + step.hosted_bytes,
             nvme_bytes=place.nvme,
             nvme_written_bytes_per_step=place.nvme_written or None,
@@ -48,5 +49,5 @@ def _predict_training(spec: RunSpec) -> RunResult:
         parameters=parameter_elements(spec.architecture),
         fits=fits(spec, meter.peak),
         ledger=[*ledger(spec, step.schedule), *(reserved_rows(step) if on_cuda else [])],
-        warnings=[*spec.architecture.notes, *pitfalls(spec, meter)],
+        warnings=[*spec.architecture.notes, *pitfalls(spec, meter), *overdrawn(spec, reserved)],
     )

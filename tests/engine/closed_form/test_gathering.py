@@ -109,6 +109,24 @@ def test_no_reserved_figure_where_none_is_known(change: dict[str, object]) -> No
     assert not [row for row in result.ledger or [] if row.category == "reserved"]
 
 
+def test_a_step_that_fits_only_by_giving_memory_back_says_so() -> None:
+    """Qwen3-32B over 8 ranks: alive at once it fits into 80 GiB, with the pools and gaps it does not."""
+    spec = RunSpec(
+        model="qwen3-32b",
+        seq=4096,
+        micro_batch=1,
+        checkpointing="per-layer",
+        sharding="zero-3",
+        world_size=8,
+        gpu="h100",
+    )
+    tight, easy = predict(spec), predict(spec.model_copy(update={"gpu": "h200"}))
+    assert tight.fits is not None
+    assert tight.fits.fits
+    assert [warning for warning in tight.warnings if "gives cached memory back" in warning]
+    assert not [warning for warning in easy.warnings if "gives cached memory back" in warning]
+
+
 @pytest.mark.parametrize("policy", ["none", "per-layer", "every-8", "every-3"])
 def test_blocks_that_are_not_visited_count_like_those_that_are(policy: str) -> None:
     """A deep model is walked by skipping equal blocks: after the step nothing is left but what lives between steps and

@@ -95,12 +95,13 @@ def walk_step(spec: RunSpec, wrapping: Wrapping = OURS, *, waiting: int = 0) -> 
     if accumulated:
         meter.add("gradients", int(gradient_bytes * place.gradient_share))
     meter.add("parameters", place.working_parameters)
+    scattered = accumulated and place.gradient_share < 1  # whole ones are new each time, and go into shares that exist
     chain = Chain(
         block_tape(context),
         meter,
         block_bytes(arch, recipe.weight),
-        accumulated=accumulated or place.gradients_leave,
-        gradient_share=place.gradient_share,
+        accumulated=(accumulated and not scattered) or place.gradients_leave,
+        gradient_share=0.0 if scattered else place.gradient_share,
         offloaded=spec.offload_activations != "none",
     )
     if place.gathers:

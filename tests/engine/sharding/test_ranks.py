@@ -49,11 +49,18 @@ def test_losses_equal_those_of_one_process_and_ranks_hold_their_share(stage, alo
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "stage", "checkpointing"),
-    [("gpt:4,128,4,512", "zero-2", "none"), ("llama:4,128,4,2,344,512", "zero-3", "per-layer")],
+    ("model", "stage", "checkpointing", "micro_batches"),
+    [
+        ("gpt:4,128,4,512", "zero-2", "none", 1),
+        ("llama:4,128,4,2,344,512", "zero-3", "per-layer", 1),
+        ("llama:4,128,4,2,344,512", "zero-1", "none", 2),
+        ("llama:4,128,4,2,344,512", "zero-2", "per-layer", 2),
+        ("gpt:4,128,4,512", "zero-3", "per-layer", 2),
+    ],
 )
-def test_every_rank_peaks_where_the_closed_form_says(model, stage, checkpointing):
-    result = run(model=model, sharding=stage, checkpointing=checkpointing, world_size=2, steps=1, seq=64)
+def test_every_rank_peaks_where_the_closed_form_says(model, stage, checkpointing, micro_batches):
+    fields = {"sharding": stage, "checkpointing": checkpointing, "grad_accumulation": micro_batches}
+    result = run(model=model, world_size=2, steps=1, seq=64, **fields)
     predicted = predict(result.spec).memory.device_peak_bytes
     assert [rank["device_peak_bytes"] for rank in result.ranks] == pytest.approx([predicted] * 2, rel=0.005)
 

@@ -17,13 +17,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, Comm, ReduceScatter
 from torch.distributed.tensor import DTensor
 
 from engine.optimizers import DeviceOptimizer, clip
@@ -73,14 +73,14 @@ def add_up(scalar: Tensor) -> None:
         dist.all_reduce(borrowed(scalar))
 
 
-class _Allocates(Comm):
-    """Where FSDP2's buffers come from."""
+class _Allocates:
+    """Where FSDP2's buffers come from. torch does not export its interfaces of a collective: these have its methods."""
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class CpuAllGather(_Allocates, AllGather):
+class CpuAllGather(_Allocates):
     """FSDP2's all-gather by ours. It has one process group: the default one."""
 
     def __call__(
@@ -89,7 +89,7 @@ class CpuAllGather(_Allocates, AllGather):
         all_gather(output_tensor, input_tensor)
 
 
-class CpuReduceScatter(_Allocates, ReduceScatter):
+class CpuReduceScatter(_Allocates):
     """FSDP2's reduce-scatter by ours: the mean, which it asks for in every dtype that we train in."""
 
     def __call__(
@@ -259,8 +259,9 @@ def shard(
         for module in (*blocks, model):
             fully_shard(module, mesh=mesh, offload_policy=policy)
             if device == "cpu" and isinstance(module, FSDPModule):
-                module.set_custom_all_gather(CpuAllGather())
-                module.set_custom_reduce_scatter(CpuReduceScatter())
+                gather, scatter = cast(Any, CpuAllGather()), cast(Any, CpuReduceScatter())
+                module.set_custom_all_gather(gather)
+                module.set_custom_reduce_scatter(scatter)
         return ShardedOptimizer(list(model.parameters()), recipe, optimizer, max_norm)
     inside = {parameter for block in blocks for parameter in block.parameters()}
     rest = [parameter for parameter in model.parameters() if parameter not in inside]

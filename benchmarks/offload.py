@@ -4,12 +4,13 @@
 
 1. A training step without offloading, and with each tier, serial and overlapped, taken in turns.
 2. The update of offloaded states (host memory) against one `torch.optim.AdamW(fused=True)` step on the same elements,
-   in turns; the copies that offloading adds are shown apart.
+   in turns, and against DeepSpeed's CPUAdam where it is installed and builds; the copies that offloading adds are
+   shown apart.
 3. Units streamed through the NVMe tier (read ahead, written behind, no arithmetic) against raw O_DIRECT copies of the
    same bytes on the same disk in the same run: one request after another, and with a reader beside a writer.
 
 Writes benchmarks/results/offload.{json,md}; exits 1 if the update takes over 1.15x of torch's or streaming falls under
-80 % of the raw copy.
+80 % of the raw copy. What needs a GPU is measured by `python -m benchmarks.offload_cuda`.
 """
 
 from __future__ import annotations
@@ -100,10 +101,31 @@ def overlap() -> list[dict[str, Any]]:
     ]
 
 
+def deepspeed_step(weights: list[nn.Parameter], gradient: torch.Tensor) -> Callable[[], float] | str:
+    """A step of DeepSpeed's CPUAdam, which compiles its kernel now, or why there is none."""
+    try:
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        adam = DeepSpeedCPUAdam(
+            weights, lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, adamw_mode=True
+        )
+    except ImportError as error:
+        return f"not installed ({error}): pip install deepspeed"
+    except Exception as error:  # a compiler, a header, a CPU that it does not know: it may lack anything
+        return f"does not build: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
+
+    def step() -> float:
+        for weight in weights:
+            weight.grad = gradient.clone()
+        return clocked(adam.step)
+
+    return step
+
+
 def host_update() -> dict[str, Any]:
-    """The offloaded update against torch's fused AdamW."""
+    """The offloaded update against torch's fused AdamW and, where it is at hand, DeepSpeed's CPUAdam."""
     ours = [nn.Parameter(torch.randn(ELEMENTS // UNITS)) for _ in range(UNITS)]
-    theirs = [nn.Parameter(weight.detach().clone()) for weight in ours]
+    theirs, peers = ([nn.Parameter(weight.detach().clone()) for weight in ours] for _ in range(2))
     gradient = torch.randn(ELEMENTS // UNITS)
     ledger, recipe = Ledger(), RECIPES["fp32"]
     link, arena = Link(CPU, ledger, overlap=False), Arena(ledger, CPU)
@@ -130,7 +152,9 @@ def host_update() -> dict[str, Any]:
             weight.grad = gradient.clone()
         return clocked(fused.step)
 
-    seconds = in_turns({"ours": our_step, "torch": their_step}, 3 * ROUNDS)
+    peer = deepspeed_step(peers, gradient)
+    calls = {"ours": our_step, "torch": their_step} | ({} if isinstance(peer, str) else {"deepspeed": peer})
+    seconds = in_turns(calls, 3 * ROUNDS)
     same = all(torch.equal(mine, other) for mine, other in zip(ours, theirs, strict=True))
     offloaded.close()
     link.close()
@@ -139,6 +163,8 @@ def host_update() -> dict[str, Any]:
         "elements": ELEMENTS,
         "our_update_seconds": best["ours"],
         "torch_fused_adamw_seconds": best["torch"],
+        "deepspeed_seconds": best.get("deepspeed"),
+        "deepspeed_missing": peer if isinstance(peer, str) else None,
         "ratio": best["ours"] / best["torch"],
         "our_step_with_weights_copied_up_seconds": min(whole[2:]),
         "weights_bit_equal": same,
@@ -255,10 +281,12 @@ def report(results: dict[str, Any]) -> str:
         "|---|---|",
         f"| offloaded states, update | {format_seconds(update['our_update_seconds'])} |",
         f"| torch.optim.AdamW(fused=True) | {format_seconds(update['torch_fused_adamw_seconds'])} |",
+        f"| DeepSpeed's CPUAdam | {update['deepspeed_missing'] or format_seconds(update['deepspeed_seconds'])} |",
         f"| offloaded, with the weights copied up | "
         f"{format_seconds(update['our_step_with_weights_copied_up_seconds'])} |",
         "",
-        f"Ratio {update['ratio']:.2f}; weights bit-equal: {update['weights_bit_equal']}.",
+        f"Ours to torch's: {update['ratio']:.2f}; weights bit-equal: {update['weights_bit_equal']}. torchao's "
+        "CPUOffloadOptimizer needs a CUDA device: `python -m benchmarks.offload_cuda`.",
         "",
         f"## NVMe: {format_bytes(disk['bytes_each_way'])} read and written, {disk['disk']}",
         "",

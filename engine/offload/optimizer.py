@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.offload.layout import addend_bytes, landing_bytes
+from engine.offload.layout import LANDING_BUFFERS, addend_bytes, landing_bytes
 from engine.offload.link import Copy, Lane, Link
 from engine.offload.states import Buffers, States, Unit
 from engine.offload.tiers import Arena, HostBlock
@@ -90,7 +90,8 @@ class OffloadedOptimizer:
         self.lane = Lane("remat-update", threads=threads, simulated=link.simulated)
         self.early = link.overlap and max_norm is None
         weight_bytes = [unit.layout.weight_bytes for unit in self.units]
-        self.landing_buffers = Buffers(arena, landing_bytes(weight_bytes, few=self.early and accumulation == 1))
+        self.few = self.early and accumulation == 1
+        self.landing_buffers = Buffers(arena, landing_bytes(weight_bytes, few=self.few))
         self.landings: dict[Unit, Landing] = {}
         self.pending: list[Future[Any]] = []
         self.arithmetic_seconds = 0.0
@@ -108,9 +109,7 @@ class OffloadedOptimizer:
         assert grad is not None
         self.observer("grad", grad)
         with self.link.ledger.waiting():
-            landing = self.landings.get(unit)
-            if landing is None:
-                landing = self.landings[unit] = Landing(self.landing_buffers.take(unit.layout.weight_bytes))
+            landing = self.landings.get(unit) or self._new_landing(unit)
             if index not in landing.arrived:
                 landing.copies.append(self.link.down(grad, landing.block, unit.layout.parameters[index][0].offset))
             else:
@@ -123,6 +122,15 @@ class OffloadedOptimizer:
         parameter.grad = None
         if self.early and list(landing.arrived.values()) == [self.accumulation] * len(unit.parameters):
             self._launch(unit)
+
+    def _new_landing(self, unit: Unit) -> Landing:
+        """Room for a unit's gradients. Units with a weight that gets none never complete: the first of them goes on its
+        way with what it has, before they take all the room (the rest of the model, which always waits, included)."""
+        if self.few and len(self.landings) >= LANDING_BUFFERS - 1:
+            self._launch(next(iter(self.landings)))
+            self._drain()
+        landing = self.landings[unit] = Landing(self.landing_buffers.take(unit.layout.weight_bytes))
+        return landing
 
     def _add(self, unit: Unit, landing: Landing, index: int, addend: HostBlock, copy: Copy) -> None:
         """Add a later micro-batch's gradient to what has landed, in the order in which the device would."""

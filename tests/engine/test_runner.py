@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -52,18 +54,21 @@ class Runner:
         assert len(children) == 1
         return children[0]
 
+    def end(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.stdout.close()
+
 
 @pytest.fixture
 def runner() -> Iterator[Runner]:
     made = Runner()
     yield made
-    if made.process.poll() is None:
-        os.killpg(made.process.pid, signal.SIGKILL)
-    made.process.wait()
-    assert made.process.stdin is not None
-    assert made.process.stdout is not None
-    made.process.stdin.close()
-    made.process.stdout.close()
+    made.end()
 
 
 def gone(process: psutil.Process, within_seconds: float = 3.0) -> bool:
@@ -173,3 +178,66 @@ def test_the_second_run_starts_its_first_step_within_300_ms(runner: Runner) -> N
     while runner.next("progress")["phase"] != "warmup":
         pass
     assert time.monotonic() - start < 0.3
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The NVMe tier's folder of the runner that the test asks for next."""
+    folder = tmp_path / "nvme"
+    monkeypatch.setenv("REMAT_NVME_DIR", str(folder))
+    return folder
+
+
+def refuse_writes(process: psutil.Process, _file: Path) -> None:
+    process.rlimit(psutil.RLIMIT_FSIZE, (4096, 4096))
+
+
+FAULTS: dict[str, tuple[Callable[[psutil.Process, Path], object], str]] = {
+    "write refused": (refuse_writes, "the file would be larger than this process may write"),
+    "file truncated": (lambda _, file: os.truncate(file, 4096), "the file was truncated to 4.00 KiB of"),
+    "directory removed": (lambda _, file: shutil.rmtree(file.parent), "the file or its directory was removed during"),
+}
+
+
+@pytest.mark.parametrize("parameters", ["none", "nvme"])
+@pytest.mark.parametrize(("fault", "says"), FAULTS.values(), ids=FAULTS)
+def test_a_disk_that_fails_mid_run(
+    disk: Path, runner: Runner, fault: Callable[[psutil.Process, Path], object], says: str, parameters: str
+) -> None:
+    on_disk = {"model": "gpt:6,64,2,256", "offload_optimizer": "nvme", "offload_parameters": parameters}
+    runner.ask("long", {**ENDLESS, **on_disk})
+    runner.ask("next", {**TINY, **on_disk})
+    while runner.next("progress")["phase"] != "timing":
+        pass
+    fault(runner.child(), next(disk.iterdir()))
+    first, second = runner.next("result")["result"], runner.next("result")["result"]
+    assert first["outcome"] == "failed"
+    assert says in first["error"]
+    assert second["outcome"] == "ok"
+    assert list(disk.iterdir()) == []
+
+
+def test_a_run_killed_in_a_write_leaves_no_file(disk: Path, runner: Runner) -> None:
+    runner.ask("long", {**ENDLESS, "offload_optimizer": "nvme"})
+    while runner.next("progress")["phase"] != "timing":
+        pass
+    assert len(list(disk.iterdir())) == 1
+    runner.child().kill()
+    assert "SIGKILL" in runner.next("result")["result"]["error"]
+    assert list(disk.iterdir()) == []
+
+
+def test_what_a_killed_runner_left_is_swept_at_the_next_start(disk: Path, runner: Runner) -> None:
+    runner.ask("long", {**ENDLESS, "offload_optimizer": "nvme"})
+    while runner.next("progress")["phase"] != "timing":
+        pass
+    child = runner.child()
+    os.killpg(runner.process.pid, signal.SIGKILL)
+    assert gone(child)
+    assert len(list(disk.iterdir())) == 1
+    following = Runner()
+    try:
+        following.next("ready")
+        assert list(disk.iterdir()) == []
+    finally:
+        following.end()

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-# The same as the runner's: test processes run beside each other, and a thread that spins takes their cores.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# The same as the runner's: test processes run beside each other, and a thread that spins on takes their cores.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -3,7 +3,8 @@
 Dao et al. 2022 (arXiv 2205.14135, algorithms 1 and 4) with the loop order and the single log-sum-exp of
 FlashAttention-2 (Dao 2023, arXiv 2307.08691): a tile of queries meets the tiles of keys one after another, keeping a
 running maximum m, a running sum l and an unnormalised output; backward recomputes each tile of probabilities as
-exp(q·kᵀ/√D - lse). Saved for backward: q, k, v, the output, and lse = m + log l, one fp32 number a row.
+exp(q·kᵀ/√D - lse). Saved for backward: q, k, v, the output, and lse = m + log l, one fp32 number a row. Powers are of
+two, log2(e) being part of the scale: exp2 takes a third of exp's time.
 
 A tile has up to LANES key heads of one sequence. The G query heads that share a key head are G times more rows of it,
 so grouped queries need no copy of K and V. Half precision is widened tile by tile: products and sums are fp32.
@@ -13,6 +14,7 @@ Scratch is a few tiles of at most SIDE², whatever the lengths; in half precisio
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,8 +27,9 @@ SIDE = 256
 """Keys in a tile, and rows: query positions times the query heads that share a key head. Scores of one lane, 256 KiB
 in fp32, stay in a core's cache."""
 SMALLEST_SIDE = 64
-LANES = 4
+LANES = 8
 """Key heads in a tile."""
+LN_2 = math.log(2.0)
 
 
 def tiled_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, dropout: float) -> Tensor:
@@ -41,8 +44,9 @@ def tiled_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor
     """The output and the log-sum-exp (B, H, Sq)."""
     output, lse = empty_forward(q)
     scratch = _scratch(q, k)
+    scale = q.shape[-1] ** -0.5 / LN_2
     for tile in _query_tiles(q, k, causal):
-        queries = tile.read(q).mul_(q.shape[-1] ** -0.5)
+        queries = tile.read(q).mul_(scale)
         maximum = queries.new_full((*queries.shape[:2], 1), -torch.inf)
         total, summed = torch.zeros_like(maximum), torch.zeros_like(queries)
         for columns in tile.columns(k):
@@ -50,13 +54,13 @@ def tiled_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor
             torch.bmm(queries, tile.keys(k, columns).mT, out=scores)
             tile.hide(scores, columns)
             risen = torch.maximum(maximum, scores.amax(-1, keepdim=True))
-            weights = scores.sub_(risen).exp_()
-            shrink = maximum.sub_(risen).exp_()
+            weights = scores.sub_(risen).exp2_()
+            shrink = maximum.sub_(risen).exp2_()
             total.mul_(shrink).add_(weights.sum(-1, keepdim=True))
             summed.mul_(shrink).baddbmm_(weights, tile.keys(v, columns))
             maximum = risen
         tile.write(output, summed.div_(total))
-        tile.write(lse.unsqueeze(-1), maximum.add_(total.log_()))
+        tile.write(lse.unsqueeze(-1), maximum.add_(total.log2_()).mul_(LN_2))
     return output, lse
 
 
@@ -71,22 +75,23 @@ def tiled_backward(
     scratch, other = _scratch(q, k), _scratch(q, k)
     scale = q.shape[-1] ** -0.5
     for tile in _query_tiles(q, k, causal):
-        queries, upstream, statistic = tile.read(q).mul_(scale), tile.read(grad), tile.read(lse.unsqueeze(-1))
+        queries, upstream = tile.read(q).mul_(scale / LN_2), tile.read(grad)
+        statistic = tile.read(lse.unsqueeze(-1)).div_(LN_2)
         projection = tile.read(output).mul_(upstream).sum(-1, keepdim=True)
         summed = torch.zeros_like(queries)
         for columns in tile.columns(k):
             keys = tile.keys(k, columns)
             scores = _shaped(scratch, queries, columns)
-            torch.baddbmm(statistic, queries, keys.mT, beta=-1, out=scores)
+            torch.bmm(queries, keys.mT, out=scores).sub_(statistic)
             tile.hide(scores, columns)
-            weights = scores.exp_()
-            tile.keys(sum_v, columns).baddbmm_(weights.mT, upstream)
+            weights = scores.exp2_()
+            tile.keys(sum_v, columns).add_(torch.bmm(weights.mT, upstream))
             slope = _shaped(other, queries, columns)
-            torch.baddbmm(projection, upstream, tile.keys(v, columns).mT, beta=-1, out=slope).mul_(weights)
+            torch.bmm(upstream, tile.keys(v, columns).mT, out=slope).sub_(projection).mul_(weights)
             summed.baddbmm_(slope, keys)
-            tile.keys(sum_k, columns).baddbmm_(slope.mT, queries)
+            tile.keys(sum_k, columns).add_(torch.bmm(slope.mT, queries))
         tile.write(grad_q, summed.mul_(scale))
-    return grad_q, sum_k.to(k.dtype), sum_v.to(v.dtype)
+    return grad_q, sum_k.mul_(LN_2).to(k.dtype), sum_v.to(v.dtype)
 
 
 register(tiled_forward, tiled_backward)

@@ -123,11 +123,11 @@ def _disk(directory: Path) -> Facts:
     block.tensor.random_()  # a disk that compresses must not look fast
     try:
         prepare_directory(directory)
-        file = NvmeFile(directory, DISK_BYTES, ledger)
+        file = NvmeFile(directory, _room(directory), ledger)
         try:
             paths = {"disk_write": file.write, "disk_read": file.read}
             return {
-                f"{name}_bytes_per_second": _best(partial(_through, transfer, block.memory))
+                f"{name}_bytes_per_second": _best(partial(_through, transfer, block.memory, file.count))
                 for name, transfer in paths.items()
             }
         finally:
@@ -136,10 +136,17 @@ def _disk(directory: Path) -> Facts:
         return {"disk_error": str(error)}
 
 
-def _through(transfer: Callable[[int, memoryview], None], memory: memoryview) -> int:
-    """Bytes moved until the file's end, or until the time for one pass is over."""
+def _room(directory: Path) -> int:
+    """Bytes to try the disk with: at most a quarter of what is free, but one request."""
+    disk = os.statvfs(directory)
+    quarter = disk.f_bavail * disk.f_frsize // 4
+    return max(REQUEST_BYTES, min(DISK_BYTES, quarter // REQUEST_BYTES * REQUEST_BYTES))
+
+
+def _through(transfer: Callable[[int, memoryview], None], memory: memoryview, end: int) -> int:
+    """Bytes moved until the file's `end`, or until the time for one pass is over."""
     deadline, done = time.perf_counter() + PASS_SECONDS, 0
-    while done < DISK_BYTES and time.perf_counter() < deadline:
+    while done < end and time.perf_counter() < deadline:
         transfer(done, memory)
         done += REQUEST_BYTES
     return done

@@ -74,5 +74,5 @@ def test_a_damaged_file_is_replaced(small, text):
 
 def test_a_slow_disk_takes_no_longer(small, monkeypatch):
     monkeypatch.setattr(probe, "PASS_SECONDS", 0.05)
-    moved = probe._through(lambda offset, memory: time.sleep(0.03), memoryview(bytearray(MIB)))
-    assert moved == 2 * MIB < probe.DISK_BYTES
+    moved = probe._through(lambda offset, memory: time.sleep(0.03), memoryview(bytearray(MIB)), 4 * MIB)
+    assert moved == 2 * MIB

@@ -9,11 +9,12 @@ from typing import Any
 
 from engine.architecture import Architecture
 from engine.checkpoint_names import Checkpointing
+from engine.extrapolate import Depths
 from engine.models.huggingface import transformers_config
 
 
-def shallow_depth(arch: Architecture, plan: Checkpointing) -> tuple[int, int] | None:
-    """(blocks, period): the step at `blocks` and at `blocks + period` tells the step at full depth.
+def shallow_depth(arch: Architecture, plan: Checkpointing, *, reach: int = 1) -> Depths | None:
+    """The depths that tell the step at full depth, where a block's storages live on for at most `reach` blocks more.
 
     None where that saves nothing, or where the policy's schedule is not a repetition (`nested`, `budget`).
     """
@@ -21,8 +22,9 @@ def shallow_depth(arch: Architecture, plan: Checkpointing) -> tuple[int, int] | 
     if segment is None:
         return None
     period = math.lcm(segment, _pattern_period(arch))
-    blocks = 3 * period + arch.layers % period
-    return (blocks, period) if 2 * blocks + period < arch.layers else None
+    edge = -(-reach // period)
+    blocks = (2 * edge + 1) * period + arch.layers % period
+    return Depths(blocks, period, edge) if 2 * blocks + period < arch.layers else None
 
 
 def fixed_plan(arch: Architecture, plan: Checkpointing) -> Checkpointing:

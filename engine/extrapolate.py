@@ -98,19 +98,31 @@ def _moved(place: Place | None, shift: int) -> Place | None:
     return (place[0], place[1] + shift, *place[2:])
 
 
-def deepen(shallow: Program, deeper: Program, *, blocks: int, period: int, target: int) -> Program:
-    """The program at `target` blocks, from the ones recorded at `blocks` and at `blocks + period`.
+@dataclass(frozen=True, slots=True)
+class Depths:
+    """Which shallow models tell a deep one: those of `blocks` and of `blocks + period` blocks.
 
-    `blocks` must be at least 3 periods and differ from `target` by a multiple of the period. Raises NotUniform unless
-    the shallow program, deepened by one period, is the deeper one.
+    The first `edge` periods stay the first, the next one is what is repeated, and what follows (as many periods, and
+    what divides into none) stays the last. The target's blocks differ from `blocks` by a multiple of the period.
     """
-    predicted = _stretch(shallow, blocks, period, blocks + period)
+
+    blocks: int
+    period: int
+    edge: int = 1
+
+
+def deepen(shallow: Program, deeper: Program, depths: Depths, target: int) -> Program:
+    """The program at `target` blocks, from the ones recorded at `depths.blocks` and one period deeper.
+
+    Raises NotUniform unless the shallow program, deepened by one period, is the deeper one.
+    """
+    predicted = _stretch(shallow, depths, depths.blocks + depths.period)
     if predicted.base != deeper.base or not _same(predicted.trace(), deeper.trace()):
         raise NotUniform("a deeper model does not repeat its blocks")
     for recomputed in (False, True):
         if predicted.flops(recomputed=recomputed) != deeper.flops(recomputed=recomputed):
             raise NotUniform("FLOPs do not grow linearly")
-    return _stretch(shallow, blocks, period, target)
+    return _stretch(shallow, depths, target)
 
 
 def _same(first: Trace, second: Trace) -> bool:
@@ -251,8 +263,8 @@ def _placed(sections: list[tuple[str, list[tuple[int | None, list[_Raw]]]]]) -> 
 # --- from a shallow program to a deep one --------------------------------------------------------------------------
 
 
-def _stretch(shallow: Program, blocks: int, period: int, target: int) -> Program:
-    depth = _Depth(blocks, period, target)
+def _stretch(shallow: Program, depths: Depths, target: int) -> Program:
+    depth = _Depth(depths.blocks, depths.period, depths.edge * depths.period, target)
     sections = [Section(section.name, list(depth.windows(section.windows))) for section in shallow.sections]
     return Program(sections, list(depth.base(shallow.base)))
 
@@ -261,22 +273,24 @@ def _stretch(shallow: Program, blocks: int, period: int, target: int) -> Program
 class _Depth:
     blocks: int
     period: int
+    head: int
+    """Blocks, not periods."""
     target: int
 
     def template(self, block: int) -> int:
         """The recorded block that a block of the deep model repeats."""
-        tail = self.blocks - 2 * self.period
-        if block < self.period:
+        tail = self.blocks - self.head - self.period
+        if block < self.head:
             return block
         if block >= self.target - tail:
             return block - (self.target - self.blocks)
-        return self.period + (block - self.period) % self.period
+        return self.head + (block - self.head) % self.period
 
     def place(self, block: int) -> int:
-        """Where a recorded block of the first period or of the tail stands in the deep model."""
-        if block < self.period:
+        """Where a recorded block of the head or of the tail stands in the deep model."""
+        if block < self.head:
             return block
-        if block >= 2 * self.period:
+        if block >= self.head + self.period:
             return block + self.target - self.blocks
         raise NotUniform(f"something outside the blocks refers to block {block}")
 

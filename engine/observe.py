@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -119,12 +120,9 @@ def marked(model: nn.Module, blocks: list[nn.Module], mark: Mark) -> Iterator[No
 
 def storage_key(tensor: Tensor) -> int:
     """What names a storage in a trace: its address, or a fake storage's identity."""
-    storage = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage()
-    return storage.data_ptr() if tensor.device.type != "meta" and not _is_fake(tensor) else storage._cdata
-
-
-def _is_fake(tensor: Tensor) -> bool:
-    return isinstance(tensor, torch._subclasses.fake_tensor.FakeTensor)
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    storage = local.untyped_storage()
+    return storage._cdata if isinstance(local, FakeTensor) else storage.data_ptr()
 
 
 def _cpu_events(tree: list[Any]) -> list[tuple[int, str, int]]:

@@ -7,10 +7,12 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch._prims_common import is_non_overlapping_and_dense_or_false
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -45,15 +47,17 @@ class StorageRecorder(TorchDispatchMode):
         TorchDispatchMode.__init__(self)
         self.recorder = Recorder()
         self.clock = 0
-        self.known = {tensor.untyped_storage()._cdata for tensor in known}
+        self.known = {_key(tensor) for tensor in known}
         self.cuts: list[tuple[float, int | None]] = []
         self.owners: dict[int, int | None] = {}
         """Storage -> block, of what the optimizer works on; empty outside the optimizer's phase."""
         self.flops: list[tuple[float, int, bool]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.owners and args and isinstance(args[0], Tensor):
-            self._turn_to(args[0].untyped_storage()._cdata)
+        if DTensor in types:
+            return NotImplemented  # it comes again as what it does to this rank's part
+        if self.owners:
+            self._turn_to(args)
         if func is torch.ops.aten.add.Tensor and not torch.is_grad_enabled() and self._in_backward():
             output = _sum_of_gradients(*args, **(kwargs or {}))
         else:
@@ -95,9 +99,11 @@ class StorageRecorder(TorchDispatchMode):
         else:
             self._free(key)
 
-    def _turn_to(self, storage: int) -> None:
-        """The optimizer now works on that storage."""
-        if storage in self.owners and (not self.cuts or self.cuts[-1][1] != self.owners[storage]):
+    def _turn_to(self, args: Any) -> None:
+        """The optimizer now works on the block that the first known storage belongs to."""
+        keys = (_key(leaf) for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
+        storage = next((key for key in keys if key in self.owners), None)
+        if storage is not None and (not self.cuts or self.cuts[-1][1] != self.owners[storage]):
             self.cut(self.owners[storage])
 
     def _see(self, storage: torch.UntypedStorage) -> None:
@@ -107,7 +113,14 @@ class StorageRecorder(TorchDispatchMode):
         self.recorder.allocate(str(key), storage.nbytes(), self._tick())
         weakref.finalize(storage, self._free, str(key)).atexit = False
 
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """FSDP2 gives a gathered parameter its memory and takes it back, the storage stays."""
+        self._free(str(storage._cdata))
+        if storage.nbytes():
+            self.recorder.allocate(str(storage._cdata), storage.nbytes(), self._tick())
+
     def _free(self, key: str) -> None:
+        self.owners.pop(int(key), None)  # the next storage may get its name
         self.recorder.free(key, self._tick())
 
     def _tick(self) -> int:
@@ -148,7 +161,8 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
 
 def record_step(training: Training, index: int) -> Step:
     """One step of a training run built under a fake tensor mode."""
-    known = [*training.model.parameters(), *training.model.buffers(), *training.optimizer.tensors()]
+    optimizer = training.optimizer
+    known = [*training.model.parameters(), *training.model.buffers(), *optimizer.tensors(), *optimizer.buffers]
     base = base_storages(training)
     recording = StorageRecorder(known)
 
@@ -156,7 +170,7 @@ def record_step(training: Training, index: int) -> Step:
     def phase(name: str) -> Iterator[None]:
         recording.mark(f"phase|{name}|+")
         if name == "optimizer":
-            recording.owners = owners(training)
+            recording.owners = block_of_storages(training)
         yield
         recording.owners = {}
         recording.mark(f"phase|{name}|-")
@@ -168,6 +182,7 @@ def record_step(training: Training, index: int) -> Step:
     try:
         with (
             recording,
+            resizes(recording.resized),
             marked(training.model, training.blocks, recording.mark),
             backward_cuts(training.blocks, recording.cut),
         ):
@@ -176,6 +191,20 @@ def record_step(training: Training, index: int) -> Step:
         gc.enable()
     trace = recording.recorder.finish(training.base_bytes(), "events")
     return Step(trace, len(training.blocks), base, recording.cuts, recording.flops)
+
+
+@contextmanager
+def resizes(notice: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Say when a storage has been given another size, which is no operator."""
+    resize = torch.UntypedStorage.resize_
+
+    def noticed(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        resize(storage, size)
+        notice(storage)
+        return storage
+
+    with patch.object(torch.UntypedStorage, "resize_", noticed):
+        yield
 
 
 @contextmanager
@@ -197,39 +226,43 @@ def backward_cuts(blocks: list[nn.Module], cut: Cut) -> Iterator[None]:
             handle.remove()
 
 
-def block_of_tensors(training: Training) -> dict[int, int | None]:
-    """id of each parameter, buffer and optimizer state -> its block, None outside the blocks."""
-    tensors = [*training.model.parameters(), *training.model.buffers()]
-    block: dict[int, int | None] = dict.fromkeys(map(id, tensors))
+def storage_of(tensor: Tensor) -> torch.UntypedStorage:
+    """What lies behind a tensor; behind a sharded one, this rank's part."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage()
+
+
+def block_of_storages(training: Training) -> dict[int, int | None]:
+    """Storage of each parameter, buffer, gradient and optimizer state -> its block, None outside the blocks."""
+    model = training.model
+    block: dict[int, int | None] = dict.fromkeys(map(_key, (*model.parameters(), *model.buffers())))
     for index, module in enumerate(training.blocks):
-        block |= dict.fromkeys(map(id, (*module.parameters(), *module.buffers())), index)
+        block |= dict.fromkeys(map(_key, (*module.parameters(), *module.buffers())), index)
     for slot in getattr(training.optimizer, "slots", ()):
-        block |= dict.fromkeys(map(id, slot.tensors), block[id(slot.parameter)])
-    return block
+        block |= dict.fromkeys(map(_key, slot.tensors), block[_key(slot.parameter)])
+    gradients = [(p.grad, block[_key(p)]) for p in model.parameters() if p.grad is not None]
+    gradients += [(u.grad, block[_key(u.flat)]) for u in getattr(training.optimizer, "units", ()) if u.grad is not None]
+    return block | {_key(grad): index for grad, index in gradients}
 
 
-def owners(training: Training) -> dict[int, int | None]:
-    """Storage of each parameter, gradient and optimizer state -> its block."""
-    block = block_of_tensors(training)
-    tensors = [*training.model.parameters(), *training.optimizer.tensors()]
-    found = {tensor.untyped_storage()._cdata: block.get(id(tensor)) for tensor in tensors}
-    gradients = [(p.grad, block[id(p)]) for p in training.model.parameters() if p.grad is not None]
-    return found | {grad.untyped_storage()._cdata: index for grad, index in gradients}
+def _key(tensor: Tensor) -> int:
+    key: int = storage_of(tensor)._cdata
+    return key
 
 
 def base_storages(training: Training) -> list[BaseStorage]:
-    """Parameters, buffers and optimizer states, each storage once, with the block they belong to."""
-    block = block_of_tensors(training)
+    """What is alive between steps, each storage once, with the block it belongs to."""
+    block = block_of_storages(training)
     parts = {
         "parameters": [*training.model.parameters(), *training.model.buffers()],
         "optimizer_states": training.optimizer.tensors(),
+        "temporaries": training.optimizer.buffers,
     }
     seen: set[int] = set()
     storages: list[BaseStorage] = []
     for category, tensors in parts.items():
         for tensor in tensors:
-            storage = tensor.untyped_storage()
+            storage = storage_of(tensor)
             if storage._cdata not in seen:
                 seen.add(storage._cdata)
-                storages.append(BaseStorage(storage.nbytes(), category, block.get(id(tensor))))
+                storages.append(BaseStorage(storage.nbytes(), category, block.get(storage._cdata)))
     return storages

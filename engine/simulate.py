@@ -20,12 +20,13 @@ from engine.closed_form.fits import fits
 from engine.depth import at_depth, fixed_plan, shallow_depth
 from engine.environment import environment
 from engine.errors import UnsupportedError
-from engine.extrapolate import NotUniform, Program, deepen, program
+from engine.extrapolate import Depths, NotUniform, Program, deepen, program
 from engine.measure import memory_of
 from engine.offload.assembly import offloads
 from engine.recording import record_step
 from engine.result import RunResult, Timeline, Timing
 from engine.serving import simulate_inference
+from engine.sharding.fake import fake_ranks
 from engine.spec import RunSpec
 from engine.trace import timeline
 from engine.training import Training, build
@@ -51,12 +52,6 @@ def simulate(spec: RunSpec) -> tuple[RunResult, Timeline]:
     """Memory of a steady step, exact to the storage, and the FLOPs it does."""
     if spec.mode == "inference":
         return simulate_inference(spec)
-    if spec.sharding != "none" and spec.world_size > 1:
-        raise UnsupportedError(
-            "sharding",
-            f"{spec.sharding} over {spec.world_size} ranks is not simulated: use method=closed-form, which agrees with "
-            "measured ranks",
-        )
     recording = _recorded(spec)
     first, steady = recording.first.trace(), recording.steady.trace()
     footprint = replay([storage.bytes for storage in recording.steady.base], [first, steady])
@@ -84,38 +79,49 @@ def simulate(spec: RunSpec) -> tuple[RunResult, Timeline]:
 def _recorded(spec: RunSpec) -> Recording:
     """The two steps at full depth, by way of small depths where the model's blocks repeat."""
     arch, plan = spec.architecture, parse_checkpointing(spec.checkpointing)
-    depth = None if offloads(spec) else shallow_depth(arch, plan)
-    if depth is not None:
+    depths = None if offloads(spec) else shallow_depth(arch, plan, reach=reach(spec))
+    if depths is not None:
         try:
-            return _deep(spec, arch, fixed_plan(arch, plan), *depth)
+            return _deep(spec, arch, fixed_plan(arch, plan), depths)
         except NotUniform:
             pass  # the blocks differ: every one of them is simulated
     return _record(spec, arch, plan)
 
 
-def _deep(spec: RunSpec, arch: Architecture, plan: Checkpointing, blocks: int, period: int) -> Recording:
-    shallow = _record(spec, at_depth(arch, blocks), plan)
-    deeper = _record(spec, at_depth(arch, blocks + period), plan)
+def reach(spec: RunSpec) -> int:
+    """Over how many blocks more a block's storages may live on: FSDP2 gathers one ahead and scatters one behind."""
+    return 2 if spec.sharding == "zero-3" and spec.world_size > 1 else 1
 
-    def stretch(low: Program, high: Program) -> Program:
-        return deepen(low, high, blocks=blocks, period=period, target=arch.layers)
 
+def _deep(spec: RunSpec, arch: Architecture, plan: Checkpointing, depths: Depths) -> Recording:
+    shallow = _record(spec, at_depth(arch, depths.blocks), plan)
+    deeper = _record(spec, at_depth(arch, depths.blocks + depths.period), plan)
     per_period = deeper.parameters - shallow.parameters
-    shallow.parameters += per_period * (arch.layers - blocks) // period
-    shallow.steady = stretch(shallow.steady, deeper.steady)
-    shallow.first = stretch(shallow.first, deeper.first)
+    shallow.parameters += per_period * (arch.layers - depths.blocks) // depths.period
+    shallow.steady = deepen(shallow.steady, deeper.steady, depths, arch.layers)
+    shallow.first = deepen(shallow.first, deeper.first, depths, arch.layers)
     return shallow
 
 
 def _record(spec: RunSpec, arch: Architecture, plan: Checkpointing) -> Recording:
     """Build the run and record its first two steps."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with fake_ranks(_ranks(spec)), FakeTensorMode(allow_non_fake_inputs=True):
         training = build(spec, CPU, arch=arch, plan=plan, initialised=False)
         try:
             first, steady = (program(record_step(training, index)) for index in range(2))
             return _recording(training, first, steady)
         finally:
             training.close()
+
+
+def _ranks(spec: RunSpec) -> int:
+    """Ranks that the step is run among. Unsharded ones that offload do so each for itself, like a single one."""
+    if spec.sharding != "none" and spec.world_size > 1 and offloads(spec):
+        raise UnsupportedError(
+            "sharding, offload_*",
+            f"{spec.sharding} over {spec.world_size} ranks is simulated without offloading; use method=closed-form",
+        )
+    return 1 if offloads(spec) else spec.world_size
 
 
 def _recording(training: Training, first: Program, steady: Program) -> Recording:

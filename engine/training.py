@@ -121,22 +121,25 @@ class Training:
         """Ours on hidden states, or the standard one; transformers' classes bring their own standard loss."""
         fused = self.spec.fused_loss
         if isinstance(self.model, HuggingFaceModel) and not fused:
-            return self.model.loss(tokens, targets)
+            loss: Tensor = self.model(tokens, targets)
+            return loss
         hidden = self.model(tokens)
         return cross_entropy(hidden, self.model.head_weight, targets, chunks=self.spec.loss_chunks, fused=fused)
 
     def _batch(self, number: int) -> tuple[Tensor, Tensor]:
         """Random tokens and targets, each (B, S) int64, from the seed and the batch's number alone."""
-        generator = torch.Generator(self.device).manual_seed(self.spec.seed * 1_000_003 + number)
-        rows = self.spec.micro_batch
-        ranks = 1 if self.rank is None else self.spec.world_size
-        shape = (rows * ranks, self.spec.seq)
+        stream = 2 * (self.spec.seed * 1_000_003 + number)
+        return self._draw(stream), self._draw(stream + 1)
+
+    def _draw(self, stream: int) -> Tensor:
+        """This rank's rows. Those of the ranks before it are drawn and dropped: together the ranks see one batch."""
+        generator = torch.Generator(self.device).manual_seed(stream)
+        shape = (self.spec.micro_batch, self.spec.seq)
         vocab = self.spec.architecture.vocab
-        tokens, targets = (torch.randint(vocab, shape, generator=generator, device=self.device) for _ in range(2))
-        if self.rank is None:
-            return tokens, targets
-        own = slice(self.rank * rows, (self.rank + 1) * rows)  # together the ranks see one batch of all their rows
-        return tokens[own].clone(), targets[own].clone()
+        draw = partial(torch.randint, vocab, shape, generator=generator, device=self.device)
+        for _ in range(self.rank or 0):
+            draw()
+        return draw()
 
     def base_bytes(self) -> dict[str, int]:
         """Device bytes alive between steps, by category."""
@@ -183,7 +186,7 @@ def build(
     model = build_model(spec, arch, device, kernel, initialised)
     lists = model.block_lists if isinstance(model, HuggingFaceModel) else [model.blocks]
     blocks = [block for blocks in lists for block in blocks]
-    ranked = dist.is_available() and dist.is_initialized()
+    ranked = spec.world_size > 1 and dist.is_available() and dist.is_initialized()  # a rank also plans alone
     offload = None
     optimizer: Updates
     if ranked:

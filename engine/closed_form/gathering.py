@@ -150,11 +150,7 @@ class Gathering:
         self.staying -= whole
         self.meter.add("parameters", self.block * (layers - whole))
         following = self.block if self.remaining and not self.staying else 0
-        if self.ahead and following:
-            self.gathered.add(following)  # the next buffer is there before this one goes
-            self.gathered.add(-self.ahead)
-        else:
-            self._gather_ahead(following)
+        self._gather_ahead(following)  # once this buffer has been copied out of
 
     def _gather_ahead(self, count: int) -> None:
         self.gathered.add(count - self.ahead)

@@ -30,7 +30,7 @@ SMALL_LIST_SHARE = 0.1  # a ModuleList with fewer parameters than this share of 
 
 
 class HuggingFaceModel(nn.Module):
-    """tokens (B, S) -> final hidden states (B, S, d), and transformers' own loss."""
+    """tokens (B, S) -> final hidden states (B, S, d); with targets (B, S), transformers' own loss."""
 
     def __init__(self, model: nn.Module, notes: list[str]) -> None:
         super().__init__()
@@ -53,17 +53,17 @@ class HuggingFaceModel(nn.Module):
         weight: Tensor = head.weight
         return weight
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """A causal LM's loss shifts its labels by one itself: only the labels differ, never a shape. Both ways are
+        calls of this module, since FSDP2 gathers what is outside the blocks when it is called."""
+        if targets is not None:
+            options = {} if self.inside.config.is_encoder_decoder else {"use_cache": False}  # type: ignore[union-attr]
+            loss: Tensor = self.inside(input_ids=tokens, labels=targets, **options).loss
+            return loss
         prefix: Any = self.inside.base_model_prefix
         base: Any = getattr(self.inside, prefix)
         hidden: Tensor = base(input_ids=tokens, use_cache=False).last_hidden_state
         return hidden
-
-    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """transformers' loss. A causal LM's shifts its labels by one itself: only the labels differ, never a shape."""
-        options = {} if self.inside.config.is_encoder_decoder else {"use_cache": False}  # type: ignore[union-attr]
-        loss: Tensor = self.inside(input_ids=tokens, labels=targets, **options).loss
-        return loss
 
 
 def block_lists(model: nn.Module) -> list[nn.ModuleList]:

@@ -22,6 +22,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -40,15 +41,17 @@ def borrowed(tensor: Tensor) -> Tensor:
     """The memory of a contiguous CPU tensor as a flat one that does not own it.
 
     A collective's own thread may be the last to let go of a tensor: its memory would be freed at no known time, by a
-    thread that the profiler does not watch.
+    thread that the profiler does not watch. A fake tensor has no memory, and no thread holds it.
     """
+    if isinstance(tensor, FakeTensor):
+        return tensor.view(-1)
     memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
     return torch.frombuffer(memory, dtype=tensor.dtype)
 
 
 def reduce_scatter(own: Tensor, whole: Tensor) -> None:
     """Sum `whole` over the ranks; `own` gets this rank's slice. On a CPU `whole` changes."""
-    if whole.is_cuda:
+    if dist.get_backend() != "gloo":
         _reduce_scatter(own, whole)
     else:  # gloo has none: torch emulates it on a copy
         dist.all_reduce(borrowed(whole))
@@ -57,10 +60,13 @@ def reduce_scatter(own: Tensor, whole: Tensor) -> None:
 
 def all_gather(whole: Tensor, own: Tensor) -> None:
     """`whole` gets every rank's slice."""
-    if whole.is_cuda:
+    if dist.get_backend() != "gloo":
         _all_gather(whole, own)
     else:
-        dist.all_gather(list(borrowed(whole).view(-1, own.numel())), borrowed(own))
+        slices = whole.view(-1, own.numel())
+        slices[dist.get_rank()].copy_(own)
+        for rank, slice in enumerate(slices):  # gloo's own all-gather takes a copy of the whole
+            dist.broadcast(borrowed(slice), src=rank)
 
 
 def add_up(scalar: Tensor) -> None:
@@ -254,7 +260,8 @@ def shard(
         return ReplicatedOptimizer(list(model.parameters()), recipe, optimizer, max_norm)
     if stage == "zero-3":
         device = next(model.parameters()).device.type
-        mesh = init_device_mesh(device, (dist.get_world_size(),))
+        with unset_fake_temporarily():  # the mesh reads its ranks' numbers, which a simulation has too
+            mesh = init_device_mesh(device, (dist.get_world_size(),))
         policy = CPUOffloadPolicy() if offload else OffloadPolicy()
         for module in (*blocks, model):
             fully_shard(module, mesh=mesh, offload_policy=policy)

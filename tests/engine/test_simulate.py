@@ -6,7 +6,7 @@ from engine import simulate as simulation
 from engine.checkpoint_names import parse_checkpointing
 from engine.closed_form import predict
 from engine.depth import at_depth, fixed_plan, shallow_depth
-from engine.extrapolate import NotUniform, deepen
+from engine.extrapolate import Depths, NotUniform, deepen
 from engine.measure import measure
 from engine.simulate import simulate
 from engine.spec import RunSpec
@@ -42,9 +42,9 @@ DEEP = [
 def test_a_deep_step_written_out_is_the_one_simulated_in_full(fields: dict) -> None:
     spec = RunSpec.model_validate({"micro_batch": 2, "seq": 64, **fields})
     plan = parse_checkpointing(spec.checkpointing)
-    depth = shallow_depth(spec.architecture, plan)
-    assert depth is not None
-    written = simulation._deep(spec, spec.architecture, fixed_plan(spec.architecture, plan), *depth)
+    depths = shallow_depth(spec.architecture, plan)
+    assert depths is not None
+    written = simulation._deep(spec, spec.architecture, fixed_plan(spec.architecture, plan), depths)
     full = simulation._record(spec, spec.architecture, plan)
     assert written.steady.trace() == full.steady.trace()
     assert written.first.trace() == full.first.trace()
@@ -58,7 +58,7 @@ def test_a_stack_that_does_not_repeat_itself_is_refused() -> None:
     shallow = simulation._record(spec, at_depth(spec.architecture, 3), parse_checkpointing("none")).steady
     other = simulation._record(spec, at_depth(spec.architecture, 4), parse_checkpointing("every-3")).steady
     with pytest.raises(NotUniform):
-        deepen(shallow, other, blocks=3, period=1, target=9)
+        deepen(shallow, other, Depths(3, 1), 9)
 
 
 @pytest.mark.parametrize("policy", ["nested", "budget-0.5"])

@@ -8,7 +8,8 @@ two, log2(e) being part of the scale: exp2 takes a third of exp's time.
 
 A tile has up to LANES key heads of one sequence. The G query heads that share a key head are G times more rows of it,
 so grouped queries need no copy of K and V. Half precision is widened tile by tile: products and sums are fp32.
-Scratch is a few tiles of at most SIDE²/2, whatever the lengths; in half precision, backward also sums dK and dV in fp32.
+Scratch is a few tiles of at most SIDE²/2, whatever the lengths; in half precision, backward also sums dK and dV in
+fp32.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class OffloadedOptimizer:
         `max_norm` clips the global gradient norm, which is known only when backward is over: no update then runs
         beside it. `order`: that of the parameters on the device, in which the norm is summed there.
         """
-        self.units, self.states, self.link = list(units), states, link
+        self.states, self.link = states, link
         self.optimizer, self.accumulation = optimizer, accumulation
         self.deliver, self.max_norm = deliver, max_norm
         self.order = {parameter: index for index, parameter in enumerate(order)}
@@ -89,17 +89,17 @@ class OffloadedOptimizer:
         threads = max(1, torch.get_num_threads() // share)
         self.lane = Lane("remat-update", threads=threads, simulated=link.simulated)
         self.early = link.overlap and max_norm is None
-        weight_bytes = [unit.layout.weight_bytes for unit in self.units]
+        weight_bytes = [unit.layout.weight_bytes for unit in units]
         self.few = self.early and accumulation == 1
         self.landing_buffers = Buffers(arena, landing_bytes(weight_bytes, few=self.few))
         self.landings: dict[Unit, Landing] = {}
         self.pending: list[Future[Any]] = []
         self.arithmetic_seconds = 0.0
-        widest = max(parameter.numel() for unit in self.units for parameter in unit.parameters)
+        widest = max(parameter.numel() for unit in units for parameter in unit.parameters)
         wide = not self.one_call and self.weight_dtype != torch.float32
         self.scratch = arena.take(4 * widest) if wide else None
         self.addends = Buffers(arena, addend_bytes(widest * self.weight_dtype.itemsize, accumulation))
-        for unit in self.units:
+        for unit in units:
             for index, parameter in enumerate(unit.parameters):
                 parameter.register_post_accumulate_grad_hook(partial(self._arrive, unit, index))
 

@@ -27,6 +27,11 @@ def shallow_depth(arch: Architecture, plan: Checkpointing, *, reach: int = 1) ->
     return Depths(blocks, period, edge) if 2 * blocks + period < arch.layers else None
 
 
+def sample_depth(arch: Architecture) -> int:
+    """Blocks enough to have one of every kind, and two in a row."""
+    return max(2, _pattern_period(arch))
+
+
 def fixed_plan(arch: Architecture, plan: Checkpointing) -> Checkpointing:
     """The plan with √L replaced by what it comes to at full depth, so that a shallow model runs the same segments."""
     return replace(plan, every=plan.segment_length(arch.layers)) if plan.kind == "segments" else plan

@@ -17,7 +17,7 @@ from engine.allocator import replay
 from engine.architecture import Architecture
 from engine.checkpoint_names import Checkpointing, parse_checkpointing
 from engine.closed_form.fits import fits
-from engine.depth import at_depth, fixed_plan, shallow_depth
+from engine.depth import at_depth, fixed_plan, sample_depth, shallow_depth
 from engine.environment import environment
 from engine.errors import UnsupportedError
 from engine.extrapolate import Depths, NotUniform, Program, deepen, program
@@ -77,15 +77,26 @@ def simulate(spec: RunSpec) -> tuple[RunResult, Timeline]:
 
 
 def _recorded(spec: RunSpec) -> Recording:
-    """The two steps at full depth, by way of small depths where the model's blocks repeat."""
+    """The first and the steady step at full depth, by way of small depths where the model's blocks repeat."""
     arch, plan = spec.architecture, parse_checkpointing(spec.checkpointing)
+    steps = 1 if _steps_repeat(spec, arch) else 2
     depths = None if offloads(spec) else shallow_depth(arch, plan, reach=reach(spec))
     if depths is not None:
         try:
-            return _deep(spec, arch, fixed_plan(arch, plan), depths)
+            return _deep(spec, arch, fixed_plan(arch, plan), depths, steps)
         except NotUniform:
             pass  # the blocks differ: every one of them is simulated
-    return _record(spec, arch, plan)
+    return _record(spec, arch, plan, steps)
+
+
+def _steps_repeat(spec: RunSpec, arch: Architecture) -> bool:
+    """Whether the first step does to memory what the next one does, as seen at a small depth, where it costs little.
+    Then one step is enough."""
+    blocks = sample_depth(arch)
+    if offloads(spec) or 2 * blocks > arch.layers:
+        return False
+    sample = _record(spec, at_depth(arch, blocks), parse_checkpointing("per-layer"))
+    return sample.first == sample.steady
 
 
 def reach(spec: RunSpec) -> int:
@@ -93,23 +104,25 @@ def reach(spec: RunSpec) -> int:
     return 2 if spec.sharding == "zero-3" and spec.world_size > 1 else 1
 
 
-def _deep(spec: RunSpec, arch: Architecture, plan: Checkpointing, depths: Depths) -> Recording:
-    shallow = _record(spec, at_depth(arch, depths.blocks), plan)
-    deeper = _record(spec, at_depth(arch, depths.blocks + depths.period), plan)
+def _deep(spec: RunSpec, arch: Architecture, plan: Checkpointing, depths: Depths, steps: int = 2) -> Recording:
+    """The recording at full depth, written out from two shallow ones. Raises NotUniform."""
+    shallow = _record(spec, at_depth(arch, depths.blocks), plan, steps)
+    deeper = _record(spec, at_depth(arch, depths.blocks + depths.period), plan, steps)
     per_period = deeper.parameters - shallow.parameters
     shallow.parameters += per_period * (arch.layers - depths.blocks) // depths.period
+    same = shallow.first is shallow.steady
     shallow.steady = deepen(shallow.steady, deeper.steady, depths, arch.layers)
-    shallow.first = deepen(shallow.first, deeper.first, depths, arch.layers)
+    shallow.first = shallow.steady if same else deepen(shallow.first, deeper.first, depths, arch.layers)
     return shallow
 
 
-def _record(spec: RunSpec, arch: Architecture, plan: Checkpointing) -> Recording:
-    """Build the run and record its first two steps."""
+def _record(spec: RunSpec, arch: Architecture, plan: Checkpointing, steps: int = 2) -> Recording:
+    """Build the run and record its first steps."""
     with fake_ranks(_ranks(spec)), FakeTensorMode(allow_non_fake_inputs=True):
         training = build(spec, CPU, arch=arch, plan=plan, initialised=False)
         try:
-            first, steady = (program(record_step(training, index)) for index in range(2))
-            return _recording(training, first, steady)
+            programs = [program(record_step(training, index)) for index in range(steps)]
+            return _recording(training, programs[0], programs[-1])
         finally:
             training.close()
 

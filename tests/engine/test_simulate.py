@@ -1,5 +1,7 @@
 """Simulation: a deep model written out from two shallow ones is the one simulated in full, storage by storage."""
 
+import time
+
 import pytest
 
 from engine import simulate as simulation
@@ -53,6 +55,30 @@ def test_a_deep_step_written_out_is_the_one_simulated_in_full(fields: dict) -> N
         assert written.steady.flops(recomputed=recomputed) == full.steady.flops(recomputed=recomputed)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"model": "gpt:12,32,2,64", "checkpointing": "nested"}, id="nested"),
+        pytest.param({"model": "gpt:12,32,2,64", "checkpointing": "budget-0.4", "dropout": 0.1}, id="budget, dropout"),
+        pytest.param({"model": "llama:12,32,2,1,64,64", "checkpointing": "sqrt", "grad_accumulation": 2}, id="sqrt"),
+        pytest.param({"model": "gpt:8,32,2,64", "sharding": "zero-3", "world_size": 4}, id="zero-3"),
+        pytest.param({"model": GEMMA, "checkpointing": "every-4"}, id="transformers gemma2"),
+    ],
+)
+def test_one_step_is_enough_where_steps_repeat_themselves(fields: dict) -> None:
+    spec = RunSpec.model_validate({"micro_batch": 2, "seq": 64, **fields})
+    arch, plan = spec.architecture, parse_checkpointing(spec.checkpointing)
+    assert simulation._steps_repeat(spec, arch)
+    one, two = (simulation._record(spec, arch, plan, steps) for steps in (1, 2))
+    assert one.first == two.first
+    assert one.steady == two.steady
+
+
+def test_a_tier_that_fills_in_the_first_step_needs_two() -> None:
+    spec = RunSpec(model="gpt:9,32,2,64", seq=16, offload_optimizer="cpu")
+    assert not simulation._steps_repeat(spec, spec.architecture)
+
+
 def test_a_stack_that_does_not_repeat_itself_is_refused() -> None:
     spec = RunSpec(model="gpt:9,64,2,512", seq=64)
     shallow = simulation._record(spec, at_depth(spec.architecture, 3), parse_checkpointing("none")).steady
@@ -103,7 +129,10 @@ def test_flops_are_the_closed_form_s(attention: str, policy: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_70b_model_takes_seconds() -> None:
-    result, _ = simulate(RunSpec(model="llama-3.1-70b", seq=2048))
+@pytest.mark.parametrize("policy", ["none", "sqrt", "nested"])
+def test_a_70b_model_takes_seconds(policy: str) -> None:
+    start = time.process_time()
+    result, _ = simulate(RunSpec(model="llama-3.1-70b", seq=2048, checkpointing=policy))
+    assert time.process_time() - start < 20  # of the processor; a third of it on a quiet machine
     assert result.parameters == 70_553_706_496
     assert (result.memory.at_peak.parameters if result.memory.at_peak else 0) > 2 * 70_553_706_496

@@ -89,15 +89,12 @@ class StorageRecorder(TorchDispatchMode):
         self.cuts.append((self._tick(), block))
 
     def notice(self, kind: str, tensor: Tensor) -> None:
-        """Offloading makes a gradient its own, and gives and takes a parameter's storage."""
+        """Offloading makes a gradient its own, and a storage that it has filled a parameter's."""
         key = str(tensor.untyped_storage()._cdata)
         if kind == "grad":
             self.recorder.gradient(key)
         elif kind == "param":
-            self.recorder.allocate(key, tensor.untyped_storage().nbytes(), self._tick())
             self.recorder.parameter(key)
-        else:
-            self._free(key)
 
     def _turn_to(self, args: Any) -> None:
         """The optimizer now works on the block that the first known storage belongs to."""
@@ -114,7 +111,7 @@ class StorageRecorder(TorchDispatchMode):
         weakref.finalize(storage, self._free, str(key)).atexit = False
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """FSDP2 gives a gathered parameter its memory and takes it back, the storage stays."""
+        """FSDP2 and offloading give a parameter its memory and take it back, the storage stays."""
         self._free(str(storage._cdata))
         if storage.nbytes():
             self.recorder.allocate(str(storage._cdata), storage.nbytes(), self._tick())

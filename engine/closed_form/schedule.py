@@ -94,8 +94,14 @@ class Chain:
     """What stays of a block's gradients once its backward is over (sharding)."""
     offloaded: bool = False
     """What is kept waits on the host, but for small tensors and the last node's."""
+    parcels_ahead: int = 0
+    """How many of them are on their way up while backward uses one."""
     gathering: Gathering | None = None
     """ZeRO-3's buffers."""
+    fetched: bool = False
+    """Weights come before a block runs, and leave as soon as their gradients are complete."""
+    ahead: int = 0
+    """Bytes of the next block's weights, on their way while one runs."""
     inside: bool = False
     """A segment is running again."""
     hosted: int = 0
@@ -140,25 +146,24 @@ class Chain:
     def forward(self, schedule: Schedule, *, early_stop: bool = False) -> None:
         """Run a schedule; the input of its first node is alive, the output of its last is left alive."""
         sends = self.offloaded and self.first_forward
+        near = 2 if self.ahead else 1  # before the last of all, which has nothing on its way
         for position, (node, count) in enumerate(schedule):
-            for last in (False, True):
-                times = 1 if last else count - 1
-                if times == 0:
-                    continue
-                final = early_stop and last and position == len(schedule) - 1
-                if last:
-                    if self.gathering and self.first_forward:
-                        self.gathering.before_block()
-                    self._forward_node(node, final)
-                    if self.gathering and self.first_forward:
-                        self.gathering.after_block()
-                    if sends and position < len(schedule) - 1:
-                        self._send(self.hosted_bytes(node))
-                else:
-                    hosted = self.hosted_bytes(node) * times if sends else 0
-                    self.meter.add("activations", self.kept_bytes(node) * times - hosted)
-                    self.hosted += hosted
-                    self._cache(node, times)
+            passed = max(0, count - near)
+            hosted = self.hosted_bytes(node) * passed if sends else 0
+            self.meter.add("activations", self.kept_bytes(node) * passed - hosted)
+            self.hosted += hosted
+            self._cache(node, passed)
+            for index in range(passed, count):
+                very_last = position == len(schedule) - 1 and index == count - 1
+                if very_last and self.first_forward:
+                    self.meter.add("parameters", -self.ahead)
+                if self.gathering and self.first_forward:
+                    self.gathering.before_block()
+                self._forward_node(node, early_stop and very_last)
+                if self.gathering and self.first_forward:
+                    self.gathering.after_block()
+                if sends and not very_last:
+                    self._send(self.hosted_bytes(node))
 
     def _forward_node(self, node: Node, final: bool) -> None:
         if isinstance(node, Leaf):
@@ -181,7 +186,8 @@ class Chain:
     def backward(self, schedule: Schedule, backward: Backward) -> None:
         """Backward of a schedule whose kept tensors are alive; the gradient of its output is flowing."""
         fetches = self.offloaded and not self.inside
-        near = 2 if self.gathering else 1  # the second node finds gradients being scattered; the last gathers no more
+        # The second node finds gradients being scattered and activations on their way; the last has nothing ahead.
+        near = 2 if self.gathering or self.parcels_ahead else 1
         for position, (node, count) in enumerate(reversed(schedule)):
             hosted = self.hosted_bytes(node) if fetches else 0
             first = min(count, near)
@@ -191,7 +197,13 @@ class Chain:
                     self._skip(node, count - first - last, hosted)
                 if position or index:
                     self.meter.add("activations", hosted)
+                before = count - 1 - (index if index < first else index + count - first - last)
+                early = (
+                    hosted * min(before, self.parcels_ahead) if isinstance(node, Segment) and (position or index) else 0
+                )
+                self.meter.add("activations", early)
                 self._backward_node(node, backward)
+                self.meter.add("activations", -early)
 
     def _skip(self, node: Node, times: int, hosted: int) -> None:
         """Backward of equal nodes that nobody looks at."""
@@ -205,18 +217,31 @@ class Chain:
     def _kept_gradient(self) -> int:
         return int(self.parameter_bytes * self.gradient_share)
 
+    def _fetched_beside(self, node: Segment) -> int:
+        """Weights beside those of the running block and the next while a segment runs again: its last block's, whose
+        backward comes first, stay."""
+        at_work = 2 if self.ahead else 1
+        return self.parameter_bytes * max(0, min(node.layers, at_work + 1) - at_work) if self.fetched else 0
+
     def _backward_node(self, node: Node, backward: Backward) -> None:
         if self.gathering and not self.inside:
             self.gathering.before_backward(node.layers)
         if isinstance(node, Leaf):
             backward.rename(self.boundary.name, self.tape.ops[-1].makes[0].name)
+            backward.drops = self.fetched
             backward.run(self.tape, self.tape.kept(node.recomputed))
+            backward.drops = False
+            if self.fetched:
+                self.meter.add("parameters", self.parameter_bytes)  # those of the block after the next
             if self.gathering:
                 self.gathering.after_backward(self.parameter_bytes)
             elif not self.accumulated:
                 self.meter.add("gradients", self._kept_gradient - self.parameter_bytes)
             return
         outer, self.inside = self.inside, True
+        beside = self._fetched_beside(node)
+        self.meter.add("parameters", beside)
         self.forward(node.inside, early_stop=True)
+        self.meter.add("parameters", -beside)
         self.backward(node.inside, backward)
         self.inside = outer

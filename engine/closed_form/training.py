@@ -15,6 +15,7 @@ from engine.closed_form.schedule import Chain, Leaf, Schedule, from_tree, nested
 from engine.closed_form.states import optimizer_scratch_bytes, parameter_elements, rotary_buffer_bytes
 from engine.closed_form.tape import total_bytes
 from engine.closed_form.walk import Backward, Meter, run_forward
+from engine.offload.layout import PARCELS_AHEAD
 from engine.recipes import DTYPE_BYTES, RECIPES
 from engine.spec import RunSpec
 
@@ -103,7 +104,11 @@ def walk_step(spec: RunSpec, wrapping: Wrapping = OURS, *, waiting: int = 0) -> 
         accumulated=(accumulated and not scattered) or place.gradients_leave,
         gradient_share=0.0 if scattered else place.gradient_share,
         offloaded=spec.offload_activations != "none",
+        parcels_ahead=PARCELS_AHEAD if spec.offload_overlap else 0,
+        fetched=spec.offload_parameters != "none",
     )
+    if chain.fetched:
+        chain.ahead = max(0, place.working_parameters - chain.parameter_bytes)
     if place.gathers:
         chain.gathering = _gathering(spec, meter, wrapping, accumulated=accumulated)
         chain.gathering.start_forward(arch.layers)
@@ -170,6 +175,7 @@ def _backward(spec: RunSpec, context: Context, chain: Chain, schedule: Schedule,
     backward.run(final_norm)
     if gathering:
         gathering.after_head(outside - gathering.embedding)
+    chain.meter.add("parameters", chain.ahead)
     chain.backward(schedule, backward)
     backward.rename("x", embedding.ops[-1].makes[0].name)
     embedding_backward(chain.meter, context, backward, fused=spec.fused_loss)

@@ -142,6 +142,8 @@ class Backward:
         self.accumulated = accumulated
         self.flowing: dict[str, _Gradient] = {}
         self.waits = False
+        self.drops = False
+        """A weight leaves the device once its gradient is complete."""
 
     def seed(self, name: str, count: int) -> None:
         """The gradient of `name`, `count` bytes, is alive already (the meter counts it)."""
@@ -192,6 +194,8 @@ class Backward:
         self.meter.blip(op.backward_scratch)
         if self.accumulated and not self.waits:
             self.meter.add("temporaries", -count)
+        if self.drops:
+            self.meter.add("parameters", -count)
 
     def _make(self, count: int) -> _Gradient:
         self.meter.add("temporaries", count)

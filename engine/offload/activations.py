@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from engine.offload.layout import PARCELS_AHEAD
 from engine.offload.link import Copy, Link
 from engine.offload.tiers import Arena
 
 MIN_BYTES = 2**20  # below this a transfer's fixed cost outweighs what it frees
-AHEAD = 2  # storages on their way up while backward uses the current one
 
 
 class Parcel:
@@ -114,6 +114,6 @@ class ActivationOffload:
 
     def _restore_ahead(self, number: int) -> None:
         """Backward asks in the opposite order: start what comes next."""
-        for reference in reversed(self.order[max(0, number - AHEAD) : number]):
+        for reference in reversed(self.order[max(0, number - PARCELS_AHEAD) : number]):
             if parcel := reference():
                 parcel.restore()

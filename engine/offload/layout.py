@@ -18,6 +18,7 @@ TENSOR_BYTES = 64  # every tensor starts at a cache line
 LANDING_BUFFERS = 3  # units whose gradients may wait in host memory while others are updated
 ADDEND_BUFFERS = 2  # a later micro-batch's gradient lands while the one before is added
 STATE_BUFFERS = 3  # one unit is read ahead, one is updated, one is written behind
+PARCELS_AHEAD = 2  # storages of activations on their way up while backward uses the current one
 WEIGHT_BUFFERS = 2  # one block's weights go to the device while the next block's are read
 
 

@@ -50,7 +50,7 @@ TIERS: dict[str, dict[str, Any]] = {
     "optimizer and parameters on NVMe": {"offload_optimizer": "nvme", "offload_parameters": "nvme"},
     "activations in host memory": {"offload_activations": "cpu"},
 }
-ROUNDS = 7
+ROUNDS, STEP_ROUNDS = 7, 5
 ELEMENTS, UNITS = 24 * 2**20, 8
 REQUEST_BYTES = 16 * MIB
 
@@ -85,7 +85,7 @@ def overlap() -> list[dict[str, Any]]:
         return clocked(lambda: runs[key].step(numbers[key]))
 
     try:
-        seconds = in_turns({str(key): lambda key=key: step(key) for key in runs})
+        seconds = in_turns({str(key): lambda key=key: step(key) for key in runs}, STEP_ROUNDS)
     finally:
         for training in runs.values():
             training.close()

@@ -1,7 +1,8 @@
 """Remat's checkpointing beside its peers, on one model, in one run: `python -m benchmarks.checkpointing`.
 
 Each contender trains the same decoder from the same seed in a process of its own that stays alive; timed steps are
-interleaved, one of each in turn, so that a disturbance of the machine hits all of them. Peaks come from the profiler's
+interleaved, one of each in turn, so that a disturbance of the machine hits all of them. As in every run of Remat, freed
+memory stays with the process (`engine.heap`). Peaks come from the profiler's
 allocator events of one more step (live bytes above what is alive between steps). Contenders:
 
 - `none`, and Remat's policies;
@@ -71,9 +72,12 @@ def contend(name: str, pipe: Connection) -> None:
     """A contender's process: `step` -> seconds, `peak` -> (peak, saved) bytes, until `end`."""
     import torch
 
+    from engine.heap import keep_freed_memory
+    from engine.observe import MemoryPass
+
+    keep_freed_memory()
     torch.set_num_threads(THREADS)
     training = build(name)
-    from engine.observe import MemoryPass
 
     for index in range(2):
         training.step(index)
@@ -172,7 +176,8 @@ def markdown(rows: list[dict[str, Any]], about: dict[str, Any]) -> str:
         f"transformers {about['transformers']}. {MODEL}, batch {BATCH}, sequence {SEQ}, fp32, standard attention. "
         f"{about['rounds']} interleaved steps of each.", "",
         "Peak: live bytes above parameters and optimizer states (gradients included). The last column is the "
-        "fastest step of Remat's plan with no higher peak over the contender's: other load only ever adds time.", "",
+        "fastest step of Remat's plan with no higher peak over the contender's: other load only ever adds time. Freed "
+        "memory stays with each process.", "",
         "| contender | fastest step, s | median, s (p20 to p80) | peak, MiB | saved for backward, MiB "
         "| ours at no more memory |",
         "|---|---|---|---|---|---|",

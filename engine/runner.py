@@ -33,6 +33,7 @@ from pydantic import ValidationError
 from engine.closed_form import predict
 from engine.environment import environment
 from engine.errors import RematError
+from engine.heap import keep_freed_memory
 from engine.measure import measure
 from engine.offload.nvme import sweep
 from engine.offload.probe import bandwidths
@@ -57,6 +58,7 @@ def main() -> None:
         os.setpgid(0, 0)
     events = os.dup(1)
     os.dup2(2, 1)  # a library's stray print must not look like an event
+    keep_freed_memory()
     Runner(events).serve()
 
 

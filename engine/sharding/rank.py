@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from engine.errors import RematError
+from engine.heap import keep_freed_memory
 from engine.measure import measure_here
 from engine.spec import RunSpec
 
@@ -30,6 +31,7 @@ PATIENCE = timedelta(minutes=10)  # how long a collective waits for the slowest 
 def main() -> None:
     events = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a library's stray print must not look like an event
+    keep_freed_memory()
     task = json.loads(sys.stdin.readline())
     threading.Thread(target=_die_with_launcher, daemon=True).start()
 

@@ -13,6 +13,7 @@ from engine.architecture.encoders import OTHERS
 from engine.architecture.parameters import Latent
 from engine.architecture.reader import Reader
 from engine.architecture.shapes import LARGEST_SHAPE, MAX_LAYERS, Architecture, runs_in_our_decoder
+from engine.architecture.windows import sliding_window
 from engine.errors import SpecError
 
 Fields = dict[str, Any]
@@ -273,9 +274,7 @@ def from_config(config: Mapping[str, Any], name: str) -> Architecture:
         known = ", ".join([*DECODERS, *NESTED, *OTHERS])
         raise SpecError("model", f"config.model_type {kind[:40]!r} is not known; one of {known}")
     fields = DECODERS[kind](reader)
-    window = config.get("sliding_window")
-    if type(window) is int and window > 0 and reader.flag("use_sliding_window", True):
-        fields["sliding_window"] = window
+    fields |= sliding_window(reader, kind, fields["layers"])
     if whole is not config:
         notes.append(f"only the language model of {kind} is counted (text_config)")
     notes += [f"config field {field[:60]} ignored" for field in reader.ignored()]

@@ -77,6 +77,8 @@ class Architecture:
     latent: Latent | None = None
     """Multi-head latent attention (DeepSeek)."""
     sliding_window: int | None = None
+    """Tokens that a sliding layer attends to."""
+    sliding_layers: int = 0
     counted: int | None = None
     """Exact parameter count where the decoder's table does not describe the model."""
     made_up: bool = False

@@ -8,6 +8,7 @@ from engine.catalog import gpu
 from engine.closed_form.block import Context, block_tape, context_of
 from engine.closed_form.fits import fits
 from engine.closed_form.hardware import rates
+from engine.closed_form.pitfalls import window_notes
 from engine.closed_form.residency import PREFETCHED, block_bytes
 from engine.closed_form.states import parameter_elements, rotary_buffer_bytes
 from engine.closed_form.timing import Work, forward_work
@@ -17,10 +18,23 @@ from engine.result import AtPeak, Inference, LedgerRow, Memory, PhaseSeconds, Ru
 from engine.spec import RunSpec
 
 
+def cached_layers(spec: RunSpec, positions: int) -> list[tuple[str, int, int]]:
+    """(formula, layers, positions kept) by kind of layer. A sliding layer of a transformers class keeps its window;
+    Remat's own decoder has no windows and keeps everything."""
+    arch = spec.architecture
+    sliding = arch.sliding_layers if arch.runs_transformers else 0
+    kinds = [
+        ("2·L·B·(S+new)·K·D", arch.layers - sliding, positions),
+        ("2·L·B·min(S+new, window)·K·D", sliding, min(positions, arch.sliding_window or positions)),
+    ]
+    return [kind for kind in kinds if kind[1]]
+
+
 def kv_cache_bytes(spec: RunSpec, positions: int) -> int:
-    """2 · L · B · positions · K · D · bytes an element."""
+    """2 · B · K · D · bytes an element, for every position that each layer keeps."""
     arch, size = spec.architecture, DTYPE_BYTES[RECIPES[spec.precision].compute]
-    return 2 * arch.layers * spec.micro_batch * positions * arch.kv_width * size
+    kept = sum(layers * length for _, layers, length in cached_layers(spec, positions))
+    return 2 * kept * spec.micro_batch * arch.kv_width * size
 
 
 def activation_bytes(context: Context, keys: int) -> int:
@@ -74,8 +88,8 @@ def predict_inference(spec: RunSpec) -> RunResult:
         ),
         parameters=parameter_elements(arch),
         fits=fits(spec, peak),
-        ledger=_ledger(spec, weights, cache, activations),
-        warnings=list(arch.notes),
+        ledger=_ledger(spec, weights, activations),
+        warnings=[*arch.notes, *window_notes(spec)],
     )
 
 
@@ -107,22 +121,29 @@ def _times(spec: RunSpec, context: Context, weights_read: int) -> tuple[Timing, 
     return timing, prefill, spec.micro_batch / token
 
 
-def _ledger(spec: RunSpec, weights: int, cache: int, activations: int) -> list[LedgerRow]:
+def _ledger(spec: RunSpec, weights: int, activations: int) -> list[LedgerRow]:
     arch, recipe = spec.architecture, RECIPES[spec.precision]
-    length = spec.seq + spec.new_tokens
     return [
         LedgerRow(
             tensor="weights", shape=[parameter_elements(arch)], dtype=recipe.weight, bytes=weights,
             group="outside-blocks", category="parameters", formula="N",
         ),
-        LedgerRow(
-            tensor="kv cache", shape=[2, spec.micro_batch, arch.kv_heads, length, arch.head_dim],
-            dtype=recipe.compute, bytes=cache, group="attention-core", count=arch.layers,
-            formula="2·L·B·(S+new)·K·D",
-        ),
+        *_cache_rows(spec),
         LedgerRow(
             tensor="one block's activations", shape=[spec.micro_batch, spec.prefill_chunk or spec.seq, arch.hidden],
             dtype=recipe.compute, bytes=activations, group="outside-blocks", category="temporaries",
             formula="the most alive while one block runs without autograd",
         ),
+    ]  # fmt: skip
+
+
+def _cache_rows(spec: RunSpec) -> list[LedgerRow]:
+    arch, dtype, batch = spec.architecture, RECIPES[spec.precision].compute, spec.micro_batch
+    return [
+        LedgerRow(
+            tensor="kv cache", shape=[2, batch, arch.kv_heads, length, arch.head_dim], dtype=dtype,
+            bytes=2 * layers * length * batch * arch.kv_width * DTYPE_BYTES[dtype], group="attention-core",
+            count=layers, formula=formula,
+        )
+        for formula, layers, length in cached_layers(spec, spec.seq + spec.new_tokens)
     ]  # fmt: skip

@@ -25,6 +25,35 @@ def half_quadratic_seq(spec: RunSpec) -> int:
     return round(spec.seq * (1 - share) / share) if share else 0
 
 
+def masked_window_bytes(spec: RunSpec) -> int:
+    """What transformers' SDPA path keeps for backward more where a window is shorter than the sequence: in each sliding
+    layer the mask, in the compute dtype, and keys and values copied to every head, as a mask rules out grouped ones.
+    Nothing more where the scores are materialised, as they are asked to be or as sinks and soft caps need."""
+    context = context_of(spec)
+    arch, batch, seq = context.arch, context.batch, context.seq
+    if spec.attention != "flash" or arch.sinks or arch.model_type == "gemma2":
+        return 0
+    copies = 2 * batch * seq * (arch.heads - arch.kv_heads) * arch.head_dim
+    return arch.sliding_layers * (batch * seq**2 + copies) * DTYPE_BYTES[context.compute]
+
+
+def window_notes(spec: RunSpec) -> list[str]:
+    """What a sliding window that is shorter than the sequence changes, and what of it is not counted."""
+    arch, training = spec.architecture, spec.mode == "train"
+    window = arch.sliding_window
+    if not window or spec.seq + spec.new_tokens <= window:
+        return []
+    if not arch.runs_transformers:
+        kept = "every score is counted" if training else "every position is cached and counted"
+        return [f"the sliding window of {window} is ignored: Remat's decoder attends to everything, and {kept}"]
+    where = f"the sliding window of {window} in {arch.sliding_layers} of {arch.layers} layers"
+    if not training:
+        return [f"{where} bounds their KV cache; scores and FLOPs are counted whole"]
+    extra = masked_window_bytes(spec)
+    more = f"; transformers keeps it as a mask, {format_bytes(extra)} more without checkpointing" if extra else ""
+    return [f"{where} saves no score: whole squares are computed and masked, and so counted{more}"]
+
+
 def pitfalls(spec: RunSpec, meter: Meter) -> list[str]:
     """The course's pitfalls 18 to 20 and what else deserves a line, each with the figures that say why."""
     found = []
@@ -34,9 +63,7 @@ def pitfalls(spec: RunSpec, meter: Meter) -> list[str]:
             f"attention scores take {share:.0%} of a block's saved bytes at S={spec.seq} (they pass half at "
             f"S={half_quadratic_seq(spec)}): attention=flash does not keep them"
         )
-    window = context.arch.sliding_window
-    if window and spec.seq > window:
-        found.append(f"the sliding window of {window} is not modelled: every score and cached key is counted")
+    found += window_notes(spec)
     logits = fused_loss(context, spec.loss_chunks)
     if spec.loss_chunks == 1 and logits.scratch_bytes > meter.peak / 4:
         found.append(

@@ -188,6 +188,13 @@ def reads_shape_only(func: Any) -> bool:
 
 
 @cache
+def only_views(func: Any) -> bool:
+    """Ops that make no storage and write to none: whatever they return is found by its storage."""
+    returns = func._schema.returns
+    return bool(returns) and all(made.alias_info is not None and not made.alias_info.is_write for made in returns)
+
+
+@cache
 def writes_to(func: Any) -> list[int] | None:
     """Positions of the arguments an op writes to; None if it writes to a list of tensors or a keyword."""
     places = []
@@ -227,6 +234,8 @@ class Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
+        if only_views(func):
+            return func(*args, **options)
         inputs = [tensor.untyped_storage()._cdata for tensor in tensors_in((args, options))]
         group = self.labeller.group(func, inputs)
         self.matched.add(group)

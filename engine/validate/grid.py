@@ -31,11 +31,16 @@ EXTRAS: tuple[dict[str, Any], ...] = (
     {"optimizer": "sgd"}, {"optimizer": "adamw-8bit"}, {"loss_chunks": 4}, {"grad_accumulation": 2},
     {"offload_activations": "cpu"}, {"offload_optimizer": "cpu"},
 )  # fmt: skip
+SHARDED: tuple[dict[str, Any], ...] = (
+    {"sharding": "zero-1", "grad_accumulation": 2}, {"sharding": "zero-2", "checkpointing": "per-layer"},
+    {"sharding": "zero-3", "checkpointing": "per-layer"}, {"sharding": "zero-3", "precision": "fp32"},
+)  # fmt: skip
+"""Over two processes."""
 SHAPES = ((1, 128), (3, 256))
 
 
 def grid() -> list[RunSpec]:
-    """The specs, always the same ones: 66 of them."""
+    """The specs, always the same ones: 74 of them."""
     shapes = itertools.cycle(SHAPES)
     points: list[dict[str, Any]] = []
     for model, policy, attention in itertools.product(DECODERS, POLICIES, ("flash", "standard", "tiled")):
@@ -46,6 +51,8 @@ def grid() -> list[RunSpec]:
         points.append({"model": model, **extra})
     for name, policy in itertools.product(TRANSFORMERS, ("none", "per-layer", "selective")):
         points.append({"model": TRANSFORMERS[name], "checkpointing": policy})
+    for model, sharded in itertools.product(DECODERS, SHARDED):
+        points.append({"model": model, "world_size": 2, **sharded})
     points.append({"model": DECODERS[0], "dropout": 0.1, "attention": "standard"})
     return [
         RunSpec.model_validate({"device": "cpu", "steps": 1, "warmup": 1, "micro_batch": b, "seq": s} | point)

@@ -9,6 +9,7 @@ from typing import Any
 from engine.errors import SpecError
 
 MAX_SIZE = 2**24
+ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")  # what a layer of these families can do
 
 NEUTRAL = frozenset(
     re.findall(
@@ -99,6 +100,16 @@ class Reader:
             return []
         if not isinstance(value, list) or any(type(item) is not int or item < 0 for item in value):
             raise SpecError("model", f"config.{name} must be a list of layer numbers, not {_short(value)}")
+        return value
+
+    def layer_types(self, layers: int) -> list[str]:
+        """How each layer attends; absent is empty."""
+        _, value = self._find(("layer_types",))
+        if value is None:
+            return []
+        if not isinstance(value, list) or len(value) != layers or not all(item in ATTENTION for item in value):
+            known = ", ".join(ATTENTION)
+            raise SpecError("model", f"config.layer_types must name one of {known} for each of the {layers} layers")
         return value
 
     def ignored(self) -> list[str]:

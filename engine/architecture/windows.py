@@ -16,20 +16,20 @@ QWEN_FULL_LAYERS = 28  # max_window_layers, where a config leaves it out
 def sliding_window(reader: Reader, kind: str, layers: int) -> dict[str, Any]:
     """Fields of the architecture: the window in tokens and how many layers have it; none without a window.
 
-    Raises SpecError for a field of the wrong kind.
+    Raises SpecError for a field of the wrong kind, whether or not there is a window.
     """
-    window = reader.config.get("sliding_window")
+    window = reader.size("sliding_window", default=0)
     qwen = kind.startswith("qwen")
-    if type(window) is not int or window <= 0 or not reader.flag("use_sliding_window", not qwen):
-        return {}
     count = _sliding_layers(reader, kind, layers, qwen)
-    return {"sliding_window": window, "sliding_layers": count} if count else {}
+    if not reader.flag("use_sliding_window", not qwen) or not window or not count:
+        return {}
+    return {"sliding_window": window, "sliding_layers": count}
 
 
 def _sliding_layers(reader: Reader, kind: str, layers: int, qwen: bool) -> int:
-    types = reader.config.get("layer_types")
-    if isinstance(types, list):
-        return types[:layers].count("sliding_attention")
+    types = reader.layer_types(layers)
+    if types:
+        return types.count("sliding_attention")
     if qwen:
         return max(0, layers - reader.size("max_window_layers", default=QWEN_FULL_LAYERS, least=0))
     if kind not in FULL_EVERY:

@@ -9,6 +9,7 @@ from transformers import DynamicCache
 from engine.architecture import from_config
 from engine.closed_form import predict
 from engine.closed_form.pitfalls import masked_window_bytes
+from engine.errors import SpecError
 from engine.models.huggingface import model_class, transformers_config
 from engine.simulate import simulate
 from engine.spec import RunSpec
@@ -37,6 +38,19 @@ def test_as_many_layers_slide_as_in_the_class(config: dict[str, Any], sliding: i
     types = getattr(real, "layer_types", None) or ["sliding_attention"] * arch.layers
     assert arch.sliding_layers == sliding
     assert sliding == (types.count("sliding_attention") if real.sliding_window else 0)
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma2", "gemma3_text", "qwen2"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("sliding_window", value) for value in (-1, 0, "a", 2.5, True, [1], 2**40)),
+        *(("layer_types", value) for value in ("x", {}, [], ["full_attention"], [1] * 7, ["sometimes"] * 7, [[]] * 7)),
+    ],
+)  # fmt: skip
+def test_a_window_that_cannot_be_is_refused(kind: str, field: str, value: object) -> None:
+    with pytest.raises(SpecError, match=f"config.{field} must"):
+        from_config(WIDTHS | {"model_type": kind, field: value}, "it")
 
 
 @pytest.mark.parametrize(("config", "sliding"), KINDS)

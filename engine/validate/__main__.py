@@ -35,6 +35,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="JSON on stdout")
     parser.add_argument("--write", type=Path, help="folder for accuracy.json and accuracy.md")
     options = parser.parse_args(arguments)
+    if options.write:
+        try:
+            options.write.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"argument --write: cannot make {options.write}: {error.strerror}")
     if options.configs:
         _configs(options.json)
         return
@@ -42,7 +47,6 @@ def main(arguments: list[str] | None = None) -> None:
     made = report({name: _progress(name, SECTIONS[name]()) for name in names})
     print(json.dumps(made) if options.json else markdown(made))
     if options.write:
-        options.write.mkdir(parents=True, exist_ok=True)
         (options.write / "accuracy.json").write_text(json.dumps(made, indent=1) + "\n")
         (options.write / "accuracy.md").write_text(markdown(made))
 

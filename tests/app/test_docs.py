@@ -12,6 +12,7 @@ import typer
 from app.cli import app
 from app.main import create_app
 from app.settings import Settings
+from engine.validate.report import TITLES
 
 DOCS = Path(__file__).parents[2] / "docs"
 CLI = (DOCS / "cli.md").read_text()
@@ -38,3 +39,9 @@ def test_every_flag(flag: str) -> None:
 @pytest.mark.parametrize("path", create_app(Settings(data_dir=Path("/nonexistent"))).openapi()["paths"])
 def test_every_route(path: str) -> None:
     assert f" {path}`" in API
+
+
+@pytest.mark.parametrize("section", TITLES)
+def test_every_section_of_the_validation(section: str) -> None:
+    row = next(line for line in CLI.splitlines() if line.startswith("| `validate` |"))
+    assert f"`{section}`" in row

@@ -154,3 +154,10 @@ def test_quantities_of_several_kinds_are_also_summed_up() -> None:
     assert list(section([*kinds, Comparison("c", "allocated, eager", 1, 1)])["summaries"]) == [
         "reserved", "reserved, eager", "reserved, compiled", "allocated, eager",
     ]  # fmt: skip
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_the_work(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--write", "/proc/no/such/folder"])
+    assert ended.value.code == 2
+    assert "--write" in capfd.readouterr().err.splitlines()[-1]

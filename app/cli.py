@@ -20,7 +20,7 @@ from app.errors import AppError
 from app.flags import grid, with_spec_flags
 from app.settings import Settings, read_settings
 from engine.errors import SpecError
-from engine.result import RunResult, Timeline
+from engine.result import Method, Outcome, RunResult, Timeline
 from engine.spec import RunSpec, expand
 
 app = typer.Typer(
@@ -194,8 +194,8 @@ def export(
     output: Annotated[Path, typer.Option(help="File to write; - is stdout.")] = Path("-"),
     format: Annotated[Literal["csv", "parquet", "json"], typer.Option(help="json: one RunResult a line.")] = "csv",
     job_id: Annotated[str | None, typer.Option(help="Only this job's results.")] = None,
-    method: Annotated[str | None, typer.Option(help="closed-form, simulated or measured.")] = None,
-    outcome: Annotated[str | None, typer.Option(help="ok, oom or failed.")] = None,
+    method: Annotated[Method | None, typer.Option(help="Only results of this method.")] = None,
+    outcome: Annotated[Outcome | None, typer.Option(help="Only results that ended so.")] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Write stored results to a file, oldest first."""
@@ -211,9 +211,16 @@ def export(
         if str(output) == "-":
             sys.stdout.buffer.writelines(chunks)
         else:
-            with output.open("wb") as file:
-                file.writelines(chunks)
+            _write(output, chunks)
     database.close()
+
+
+def _write(path: Path, chunks: Iterable[bytes]) -> None:
+    try:
+        with path.open("wb") as file:
+            file.writelines(chunks)
+    except OSError as error:
+        raise SpecError("output", f"cannot write {path}: {error.strerror}") from error
 
 
 def _listed(value: str | None) -> list[str]:

@@ -11,20 +11,24 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from http.client import HTTPException
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.parse import quote, urlencode
+from urllib.error import HTTPError
+from urllib.parse import quote, urlencode, urlsplit
 from urllib.request import Request, urlopen
 
 from app.errors import Refused, Unreachable
+from engine.errors import SpecError
 
 Json = dict[str, Any]
 
 
 class Client:
-    """One server. Every method raises Refused or Unreachable."""
+    """One server. Every method raises Refused or Unreachable; SpecError for a `url` or a `key` that cannot be sent."""
 
     def __init__(self, url: str = "http://127.0.0.1:8000", token: str | None = None, timeout: float = 60.0) -> None:
+        if not _is_web_address(url):
+            raise SpecError("url", f"must be like http://127.0.0.1:8000, not {url[:100]!r}")
         self.url, self.token, self.timeout = url.rstrip("/"), token, timeout
 
     def predict(self, spec: Mapping[str, Any], method: str = "closed-form") -> Json:
@@ -36,6 +40,8 @@ class Client:
         **more: Any,
     ) -> Json:  # fmt: skip
         """Queue a job (`name`, `method`, `timeout_seconds`, `priority` by keyword). The same `key` is the same job."""
+        if key and not (key.isascii() and key.isprintable()):
+            raise SpecError("key", "must be printable ASCII")
         headers = {"Idempotency-Key": key} if key else {}
         return self._json("POST", "/jobs", {"spec": spec, "vary": vary or {}, **more}, headers)
 
@@ -83,7 +89,9 @@ class Client:
         return list(self.runs(job_id=job_id, sort="created_at"))
 
     def _json(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Json:
-        answer: Json = json.loads(self._send(method, path, body, headers))
+        answer = _object(self._send(method, path, body, headers))
+        if not answer:
+            raise Unreachable(f"{self.url} answers, but not as Remat does")
         return answer
 
     def _send(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> bytes:
@@ -99,12 +107,21 @@ class Client:
                 content: bytes = response.read()
                 return content
         except HTTPError as error:
-            raise Refused(error.code, _problem(error.read())) from None
-        except (URLError, TimeoutError, ConnectionError) as error:
+            raise Refused(error.code, _object(error.read())) from None
+        except (OSError, HTTPException) as error:  # URLError is an OSError
             raise Unreachable(f"{self.url} does not answer: {getattr(error, 'reason', error)}") from None
 
 
-def _problem(body: bytes) -> Json:
+def _is_web_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that do not match, a port that is no number
+        return False
+
+
+def _object(body: bytes) -> Json:
+    """The JSON object in `body`; an empty one if it holds none."""
     try:
         found = json.loads(body)
     except ValueError:

@@ -1,6 +1,7 @@
 """What can go wrong in the app, beside the engine's own errors (engine/errors.py).
 
 AppError
+├── AddressRefused    the server cannot listen where it was told to       exit 1, before serving
 ├── DatabaseRefused   the database is newer, corrupt or read-only           exit 1, before serving
 ├── KeyReused         an Idempotency-Key came with a different request      HTTP 422
 ├── LeaseLost         another attempt owns the job now                      the worker drops it
@@ -20,6 +21,10 @@ class AppError(Exception):
     """Base of what is shown to a person as one line, and ends a command with `exit_code`."""
 
     exit_code = 1
+
+
+class AddressRefused(AppError):
+    """Nothing can listen on this address and port now; the message says why."""
 
 
 class DatabaseRefused(AppError):

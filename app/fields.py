@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -44,6 +45,17 @@ def _flat(annotation: Any) -> Iterator[type]:
 
 SPEC_TYPES: dict[str, set[type]] = dict(_paths(RunSpec))
 """Every RunSpec key and the scalar types it takes."""
+
+OPTIONAL = frozenset(key for key, field in RunSpec.model_fields.items() if field.default is None)
+"""RunSpec keys whose value may be absent: null in JSON, the word `none` in a flag, a form or an address."""
+
+
+def spell(value: Any) -> str:
+    """A spec value as flags, forms and addresses take it: `none`, `true`, `4`; the object of a config.json as JSON."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    return json.dumps(value) if isinstance(value, dict) else str(value)
+
 
 NUMBERS: tuple[str, ...] = tuple(
     path for path, types in _paths(RunResult) if types & {int, float} and bool not in types

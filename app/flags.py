@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from app.fields import SPEC_TYPES
+from app.fields import OPTIONAL, SPEC_TYPES, spell
 from engine.errors import SpecError
 from engine.spec import RunSpec
 
@@ -40,8 +40,7 @@ def with_spec_flags(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameter(key: str, description: str, default: Any) -> inspect.Parameter:
-    shown = "none" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
-    help_text = f"{description.replace('`', '')} [{shown}]"
+    help_text = f"{description.replace('`', '')} [{spell(default)}]"
     option = typer.Option(f"--{key.replace('_', '-')}", help=help_text, metavar="VALUE[,VALUE]", show_default=False)
     return inspect.Parameter(
         key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
@@ -67,6 +66,8 @@ def _words(key: str, text: str) -> list[str]:
 def _value(key: str, word: str) -> Any:
     """The word as its field's type; what is not of that type stays text, and RunSpec says what is wrong with it."""
     types = SPEC_TYPES[key]
+    if word == "none" and key in OPTIONAL:
+        return None
     if key == "model" and (word.endswith(".json") or "/" in word):
         return _config(Path(word))
     if bool in types:
@@ -77,7 +78,7 @@ def _value(key: str, word: str) -> Any:
                 return number(word)
             except ValueError:
                 continue
-    return None if word == "none" and str not in types else word
+    return word
 
 
 def _config(path: Path) -> Any:

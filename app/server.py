@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sqlite3
 import threading
 from types import FrameType
@@ -10,6 +11,7 @@ from types import FrameType
 import uvicorn
 
 from app.db.migrate import open_database
+from app.errors import AddressRefused
 from app.main import create_app
 from app.settings import Settings
 
@@ -29,9 +31,10 @@ class Server(uvicorn.Server):
 
 
 def run(settings: Settings, *, worker: bool) -> None:
-    """Serve until SIGTERM or SIGINT. Raises DatabaseRefused before listening if the database cannot be used."""
+    """Serve until SIGTERM or SIGINT. Raises AddressRefused or DatabaseRefused before anything is started."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     logging.getLogger(__name__).info("database %s, SQLite %s", settings.database_path, sqlite3.sqlite_version)
+    _try_to_listen(settings.host, settings.port)
     open_database(settings.data_dir, settings.busy_seconds).close()
     stopping = threading.Event()
     application = create_app(settings, supervise_worker=worker, stopping=stopping)
@@ -46,3 +49,14 @@ def run(settings: Settings, *, worker: bool) -> None:
         server_header=False,
     )
     Server(config, stopping).run()
+
+
+def _try_to_listen(host: str, port: int) -> None:
+    """uvicorn binds only after the application, and with it the worker, is up: too late for a plain message."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host.strip("[]"), port), family=family).close()
+    except OSError as error:
+        raise AddressRefused(
+            f"cannot listen on {host}, port {port}: {error.strerror}. Choose another --port."
+        ) from None

@@ -39,9 +39,12 @@ def _lock_home() -> Path:
 
 
 class Settings(BaseSettings):
-    """What an administrator may choose. Every field is the environment variable REMAT_<NAME>."""
+    """What an administrator may choose. Every field is the environment variable REMAT_<NAME>; a blank one, which a
+    compose file passes on for a variable that is not set, is its default."""
 
-    model_config = SettingsConfigDict(env_prefix="REMAT_", frozen=True, extra="forbid", validate_default=True)
+    model_config = SettingsConfigDict(
+        env_prefix="REMAT_", env_ignore_empty=True, frozen=True, extra="forbid", validate_default=True
+    )
 
     data_dir: Path = Field(
         default_factory=data_home, description="The database, its backups and this machine's measured bandwidths."
@@ -99,12 +102,6 @@ class Settings(BaseSettings):
     @classmethod
     def _words(cls, value: object) -> object:
         return tuple(shlex.split(value)) if isinstance(value, str) else value
-
-    @field_validator("token", mode="before")
-    @classmethod
-    def _blank_is_none(cls, value: object) -> object:
-        """What a compose file passes on when the variable is not set."""
-        return None if value == "" else value
 
     @field_validator("token")
     @classmethod

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from app.fields import spell
 from engine.planning import Plan
 from engine.result import RunResult
 from engine.units import format_bytes, format_count, format_seconds
@@ -29,11 +30,16 @@ def differing(results: Sequence[RunResult]) -> list[str]:
 def label(result: RunResult, keys: Iterable[str]) -> str:
     """`per-layer, flash`; a single run is named by its model."""
     values = [getattr(result.spec, key) for key in keys]
-    return ", ".join("config.json" if isinstance(value, dict) else str(value) for value in values) or _model(result)
+    return ", ".join(map(_word, values)) or _model(result)
+
+
+def _word(value: Any) -> str:
+    """What is typed for it on a command line; a config object came from a file."""
+    return "config.json" if isinstance(value, dict) else spell(value)
 
 
 def _model(result: RunResult) -> str:
-    return result.spec.model if isinstance(result.spec.model, str) else "config.json"
+    return _word(result.spec.model)
 
 
 def results_table(results: Sequence[RunResult]) -> None:
@@ -82,7 +88,7 @@ def plan_table(plan: Plan) -> None:
     console.print(table)
     if plan.recommended is not None:
         changed = plan.recommended.spec.model_dump(exclude_defaults=True)
-        flags = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in changed.items())
+        flags = " ".join(f"--{key.replace('_', '-')} {_word(value)}" for key, value in changed.items())
         console.print(f"\nrecommended: {plan.recommended.reason}\n{flags}", markup=False)
     for note in (*plan.warnings, plan.assumes):
         console.print(f"note: {note}", style="dim", markup=False)

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from app.fields import spell
+
 Payload = Mapping[str, Any]
 
 
@@ -41,4 +43,4 @@ def _flag(value: Any) -> str:
         return ",".join(_flag(item) for item in value)
     if isinstance(value, Mapping):
         return "config.json"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return spell(value)

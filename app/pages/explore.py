@@ -12,9 +12,9 @@ from fastapi.responses import Response
 from app.charts.dimensions import DIMENSIONS, Dimension, dimension
 from app.charts.figure import METHOD_LABELS
 from app.db import runs
-from app.fields import NUMBERS
+from app.fields import NUMBERS, spell
 from app.pages.access import database, prefix
-from app.pages.form import form_fields, show
+from app.pages.form import form_fields
 from app.pages.labels import model_name, run_label
 from app.pages.render import address, page
 from app.pages.runs import filters_of
@@ -126,7 +126,7 @@ def _value(point: Point, key: str) -> str:
     if key in ("job_id", "method", "outcome"):
         return str(point[key])
     value = point["id"] if key == "ids" else point["spec"].get(key, form_fields()[key].default)
-    return model_name(value) if key == "model" else "none" if value is None else show(value)
+    return model_name(value) if key == "model" else spell(value)
 
 
 def _matches(point: Point, filters: Mapping[str, Sequence[str]]) -> bool:

@@ -12,6 +12,8 @@ from typing import Any, Literal
 from pydantic import ValidationError
 from starlette.datastructures import FormData, QueryParams
 
+from app.api.strict_json import loads
+from app.fields import OPTIONAL, spell
 from engine.checkpoint_names import ACCEPTED
 from engine.errors import SpecError
 from engine.spec import RunSpec, expand
@@ -60,14 +62,7 @@ class FormField:
 
     @property
     def shown_default(self) -> str:
-        return "" if self.default is None else show(self.default)
-
-
-def show(value: Any) -> str:
-    """A spec value as it is typed."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value) if isinstance(value, dict) else str(value)
+        return "" if self.default is None else spell(self.default)
 
 
 @cache
@@ -177,6 +172,8 @@ def _read(spec_field: FormField, texts: Iterable[str]) -> list[Any]:
         values: list[Any] = [{"true": True, "false": False}.get(word, word) for word in words]
     else:
         values = [_number(word, convert) if convert else word for word in words]
+    if spec_field.key in OPTIONAL:
+        values = [None if value == "none" else value for value in values]
     return [value for index, value in enumerate(values) if value not in values[:index]]
 
 
@@ -190,9 +187,9 @@ def _number(text: str, convert: type[int] | type[float]) -> int | float | str:
 
 def _config(text: str, errors: dict[str, str]) -> list[Any]:
     try:
-        config = json.loads(text[:LONGEST_TEXT])
-    except (ValueError, RecursionError):
-        errors["model_config"] = "not a JSON document; paste the whole config.json, braces included"
+        config = loads(text[:LONGEST_TEXT])
+    except json.JSONDecodeError as error:
+        errors["model_config"] = f"not a JSON document ({error.msg}); paste the whole config.json, braces included"
         return []
     if not isinstance(config, dict):
         errors["model_config"] = "must be a JSON object, as in a Hugging Face config.json"
@@ -207,5 +204,5 @@ def query_of(spec: Mapping[str, Any], vary: Mapping[str, Iterable[Any]] | None =
         values = list((vary or {}).get(key, ())) or [spec.get(key, spec_field.default)]
         if values != [spec_field.default]:
             name = "model_config" if key == "model" and isinstance(values[0], dict) else key
-            query[name] = [show(value) for value in values]
+            query[name] = [spell(value) for value in values]
     return query

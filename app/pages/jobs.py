@@ -18,6 +18,7 @@ from starlette.datastructures import FormData
 
 from app.db import runs
 from app.db.models import FINAL, LIVE, STATUSES
+from app.fields import spell
 from app.jobs import log, queue
 from app.pages.access import database, prefix, settings
 from app.pages.calculator import closed_form
@@ -239,7 +240,7 @@ def show_job(request: Request, job_id: str) -> Response:
 def _specification(job: JobView) -> list[tuple[str, str, bool]]:
     """Every field, a varied one with all its values."""
     shown = {key: (value, default) for key, value, default in full_spec(job.spec)}
-    shown |= {key: (", ".join(map(str, values)), False) for key, values in job.vary.items()}
+    shown |= {key: (", ".join(map(spell, values)), False) for key, values in job.vary.items()}
     return [(key, value, default) for key, (value, default) in shown.items()]
 
 

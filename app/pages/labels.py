@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from app.pages.form import form_fields, show
+from app.fields import spell
+from app.pages.form import form_fields
 from engine.architecture import presets, resolve_model
 from engine.errors import SpecError
 from engine.units import format_bytes, format_count
@@ -41,7 +42,7 @@ def _word(key: str, spec: Spec) -> str:
     if key == "model":
         return model_name(value)
     named = key in ("checkpointing", "attention", "precision", "optimizer", "gpu")
-    return show(value) if named else UNITS.get(key, f"{key} {{}}").format(show(value))
+    return spell(value) if named else UNITS.get(key, f"{key} {{}}").format(spell(value))
 
 
 def job_summary(spec: Spec, vary: Mapping[str, Any]) -> str:
@@ -57,7 +58,7 @@ def differs(spec: Spec) -> dict[str, str]:
     found = {
         key: spec.get(key, field.default) for key, field in fields if spec.get(key, field.default) != field.default
     }
-    return {key: model_name(value) if key == "model" else show(value) for key, value in found.items()}
+    return {key: model_name(value) if key == "model" else spell(value) for key, value in found.items()}
 
 
 def full_spec(spec: Spec) -> list[tuple[str, str, bool]]:
@@ -65,7 +66,7 @@ def full_spec(spec: Spec) -> list[tuple[str, str, bool]]:
     rows = []
     for key, field in form_fields().items():
         value = spec.get(key, field.default)
-        rows.append((key, "–" if value is None else show(value), value == field.default and key != "model"))
+        rows.append((key, "–" if value is None else spell(value), value == field.default and key != "model"))
     return rows
 
 

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from app.charts.dimensions import DIMENSIONS
 from app.charts.figure import CATEGORIES, METHOD_LABELS
-from app.pages.form import show
+from app.fields import spell
 from app.pages.views import signed_percent
 from app.settings import static_directory, templates_directory
 from engine.units import format_bytes, format_count, format_seconds
@@ -79,7 +79,7 @@ def templates() -> Jinja2Blocks:
         seconds=format_seconds,
         count=format_count,
         moment=moment,
-        spec_value=show,
+        spec_value=spell,
         signed=signed_percent,
     )
     made.env.globals.update(

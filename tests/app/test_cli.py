@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 
 from app import cli
 from app.db import runs
+from app.fields import OPTIONAL
 from app.flags import grid
-from app.settings import Settings
+from app.settings import Settings, read_settings
 from engine.result import RunResult
 
 Command = Callable[..., tuple[int, str, str]]
@@ -206,7 +208,59 @@ def test_a_database_that_cannot_be_used_is_one_line(remat: Command, settings: Se
     assert "Traceback" not in err
 
 
+def test_a_port_in_use_is_one_line_before_anything_starts(remat: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, out, err = remat("serve", "--port", str(taken.getsockname()[1]))
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1].startswith("cannot listen on 127.0.0.1")
+    assert "Traceback" not in err
+    assert "uvicorn" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (("runs", "export", "--output", "/proc/no/such/folder"), "output"),
+        (("runs", "export", "--output", "/"), "output"),
+        (("runs", "export", "--method", "guessed"), "--method"),
+        (("runs", "export", "--outcome", "fine"), "--outcome"),
+        (("jobs", "list", "--url", "zzz"), "url"),
+        (("jobs", "list", "--url", "file:///etc"), "url"),
+        (("jobs", "list", "--url", "http://[::1"), "url"),
+        (("jobs", "list", "--url", "http://127.0.0.1:port"), "url"),
+        (("jobs", "submit", "--key", "a\nb"), "key"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_reached_or_written_names_its_flag(remat: Command, words: tuple[str, ...], field: str) -> None:
+    code, out, err = remat(*words)
+    assert (code, out) == (2, "")
+    assert field in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("key", sorted(OPTIONAL))
+def test_none_is_accepted_wherever_a_value_may_be_absent(key: str) -> None:
+    assert grid({key: "none"}) == ({key: None}, {})
+
+
+def test_a_recommended_plan_can_be_pasted(remat: Command) -> None:
+    words = ("--model", "llama-2-7b", "--gpu", "a100-80gb", "--offload-overlap", "false")
+    _, out, _ = remat("plan", *words)
+    flags = " ".join(out.split("recommended: ")[1].split("note: ")[0].split("\n", 1)[1].split())
+    code, _, err = remat("predict", *flags[flags.index("--") :].split())
+    assert (code, err) == (0, "")
+
+
 def test_no_server_is_one_line(remat: Command) -> None:
     code, out, err = remat("jobs", "list", "--url", "http://127.0.0.1:9")
     assert (code, out) == (1, "")
     assert "does not answer" in err
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_a_blank_variable_is_one_that_is_not_set(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delenv(f"REMAT_{name.upper()}", raising=False)
+    unset = read_settings()
+    monkeypatch.setenv(f"REMAT_{name.upper()}", "")
+    assert read_settings() == unset

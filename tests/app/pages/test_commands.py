@@ -5,8 +5,10 @@ import shlex
 
 import pytest
 
+from app.fields import OPTIONAL
+from app.flags import grid
 from app.pages.commands import as_cli, as_curl, as_python
-from app.pages.form import draft
+from app.pages.form import draft, query_of
 from engine.spec import expand
 
 PAYLOADS = {
@@ -53,3 +55,14 @@ def test_a_form_and_its_payload_are_the_same_grid() -> None:
     assert not made.errors
     assert expand(made.payload["spec"], made.payload["vary"]) == made.runs
     assert len(made.runs) == 4
+
+
+@pytest.mark.parametrize("key", sorted(OPTIONAL))
+def test_an_absent_value_survives_the_command_and_the_address(key: str) -> None:
+    """`none` beside a real value, as a job varies it: the page's command and its Duplicate link mean the same job."""
+    values = [None, {"gpu": "t4"}.get(key, 1.5)]
+    job = {"spec": {"model": "gpt-tiny"}, "vary": {key: values}, "method": "measured"}
+    words = shlex.split(as_cli(job))
+    assert grid({key: words[words.index(f"--{key.replace('_', '-')}") + 1]}) == ({}, {key: values})
+    again = draft(query_of(job["spec"], job["vary"]))
+    assert (again.errors, again.payload["vary"]) == ({}, {key: values})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -89,6 +90,11 @@ def test_first_run_offers_the_example_and_it_works(client: TestClient) -> None:
     assert job["vary"] == {key: EXAMPLE[key] for key in ("checkpointing", "attention")}
 
 
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "vocab_size": 256,
+}  # fmt: skip
+
 BAD = {
     "model": ("nonsense", "unknown model"),
     "micro_batch": ("0", "greater than or equal to 1"),
@@ -115,6 +121,20 @@ def test_a_refused_form_says_why_beside_the_field(client: TestClient, field: str
     beside = re.search(rf'id="{field}-error">(.*?)</span>', answer.text, re.S)
     assert beside, answer.text[:2000]
     assert message in beside[1]
+    assert client.get("/api/v1/jobs").json()["items"] == []
+
+
+@pytest.mark.parametrize(
+    "odd",
+    ["NaN", "1e999", '"\\ud800"', '"\\u0000"', "[" * 900 + "]" * 900, "9" * 300, '1, "odd": 2'],
+    ids=["nan", "infinite", "half a character", "control character", "deep", "long number", "key twice"],
+)
+def test_a_pasted_config_is_as_strict_as_the_api(client: TestClient, odd: str) -> None:
+    """What could be stored, but not answered again as JSON."""
+    config = json.dumps(LLAMA)[:-1] + f', "odd": {odd}}}'
+    answer = client.post("/jobs/new", data={"model_config": config}, headers=HTML, follow_redirects=False)
+    assert answer.status_code == 422
+    assert "not a JSON document" in answer.text
     assert client.get("/api/v1/jobs").json()["items"] == []
 
 

@@ -32,9 +32,9 @@ class Server(uvicorn.Server):
 
 def run(settings: Settings, *, worker: bool) -> None:
     """Serve until SIGTERM or SIGINT. Raises AddressRefused or DatabaseRefused before anything is started."""
+    _try_to_listen(settings.host, settings.port)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     logging.getLogger(__name__).info("database %s, SQLite %s", settings.database_path, sqlite3.sqlite_version)
-    _try_to_listen(settings.host, settings.port)
     open_database(settings.data_dir, settings.busy_seconds).close()
     stopping = threading.Event()
     application = create_app(settings, supervise_worker=worker, stopping=stopping)

@@ -38,7 +38,7 @@ class SolutionView(BaseModel):
 class Answer(Body):
     """An answer as written (`6.2 GiB`), or a plain number of bytes or seconds."""
 
-    answer: ShortLine | float
+    answer: ShortLine | Annotated[float, Field(strict=True)]
     key: ShortLine | None = Field(default=None, description="Which answer it is; by default any of the exercise's.")
     inputs: dict[ShortLine, str | int | float] = Field(
         default={}, max_length=50, description="The exercise's inputs; the query may hold them too."

@@ -20,8 +20,8 @@ class PlanRequest(Body):
     spec: RunSpec
     gpu: Annotated[str, Field(max_length=100, description="A catalog GPU.")]
     gpus: Annotated[int, Field(strict=True, ge=1, le=2**16)] = 1
-    host_memory_gib: Annotated[float, Field(ge=0, le=2**20)] = 512
-    nvme_gib: Annotated[float, Field(ge=0, le=2**30)] = 0
+    host_memory_gib: Annotated[float, Field(strict=True, ge=0, le=2**20)] = 512
+    nvme_gib: Annotated[float, Field(strict=True, ge=0, le=2**30)] = 0
     objective: Objective = "throughput"
 
     @field_validator("gpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 MAX_ERRORS = 20
+UNION_MEMBER = re.compile(r"str|int|float|[\w-]+\[.*")
+"""What pydantic adds to a field's place for a part of its union: a type's name, or a validator with its arguments."""
 Errors = Sequence[Mapping[str, str]]
 """{"field", "message"} each."""
 
@@ -78,6 +81,8 @@ def field_errors(error: RequestValidationError | ValidationError | SpecError, pr
 def _field_error(detail: Mapping[str, Any], prefix: str) -> dict[str, str]:
     cause = detail.get("ctx", {}).get("error")
     place = [str(part) for part in detail["loc"] if part not in ("body", "query", "path", "header")]
+    if detail["type"] != "extra_forbidden":
+        place = [part for part in place if not UNION_MEMBER.fullmatch(part)]
     if isinstance(cause, SpecError):
         return {"field": prefix + cause.field, "message": cause.message}
     if detail["type"] == "json_invalid":

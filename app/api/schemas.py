@@ -36,7 +36,7 @@ class JobRequest(Body):
     spec: dict[str, Any] = Field(description="RunSpec fields that all runs share; the rest keep their defaults.")
     vary: dict[str, list[Any]] = Field(default_factory=dict, description="RunSpec fields and the values to combine.")
     method: Method = "measured"
-    timeout_seconds: Annotated[float, Field(ge=1, le=604_800)] | None = None
+    timeout_seconds: Annotated[float, Field(strict=True, ge=1, le=604_800)] | None = None
     priority: Annotated[int, Field(strict=True, ge=-100, le=100)] = 0
 
 

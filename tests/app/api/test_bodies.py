@@ -120,3 +120,24 @@ def test_input_is_never_repeated(client: TestClient) -> None:
         response = client.post("/api/v1/jobs", json=body)
         assert response.status_code == 422
         assert secret not in response.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("plans", {"spec": {}, "gpu": "t4", "host_memory_gib": True}, "host_memory_gib"),
+        ("plans", {"spec": {}, "gpu": "t4", "nvme_gib": "1"}, "nvme_gib"),
+        ("jobs", {"spec": {}, "timeout_seconds": True}, "timeout_seconds"),
+        ("exercises/1/check", {"answer": "9" * 5000}, "answer"),
+        ("exercises/1/check", {"answer": True}, "answer"),
+        ("exercises/1/check", {"answer": [1]}, "answer"),
+        ("exercises/1/check", {"answer": 1, "inputs": {"layers": []}}, "inputs.layers"),
+    ],
+)
+def test_a_number_is_a_number_and_its_field_goes_by_its_own_name(
+    client: TestClient, path: str, body: dict[str, object], field: str
+) -> None:
+    """true is no number, and a field of several types is not named by what pydantic calls them."""
+    answer = client.post(f"/api/v1/{path}", json=body)
+    assert answer.status_code == 422
+    assert {error["field"] for error in answer.json()["errors"]} == {field}

@@ -32,6 +32,8 @@ from engine.trace import timeline
 from engine.training import Training, build
 
 CPU = torch.device("cpu")
+MOST_RANKS = 1024
+"""FSDP2 makes a chunk for each rank and parameter: beyond this a simulation takes minutes."""
 
 
 @dataclass(slots=True)
@@ -133,6 +135,10 @@ def _ranks(spec: RunSpec) -> int:
         raise UnsupportedError(
             "sharding, offload_*",
             f"{spec.sharding} over {spec.world_size} ranks is simulated without offloading; use method=closed-form",
+        )
+    if spec.sharding != "none" and spec.world_size > MOST_RANKS:
+        raise UnsupportedError(
+            "world_size", f"{spec.sharding} is simulated over up to {MOST_RANKS:,} ranks; use method=closed-form"
         )
     return 1 if offloads(spec) else spec.world_size
 

@@ -73,6 +73,12 @@ def test_sharded_ranks_that_offload_are_not_simulated() -> None:
         simulate(spec_of(sharding="zero-2", world_size=8, offload_optimizer="cpu"))
 
 
+def test_more_ranks_than_a_simulation_can_hold_are_refused() -> None:
+    spec = RunSpec(model="gpt:2,64,2,128", seq=16, sharding="zero-3", world_size=1025)
+    with pytest.raises(UnsupportedError, match="world_size: zero-3 is simulated over up to 1,024 ranks"):
+        simulate(spec)
+
+
 def test_no_process_group_is_left() -> None:
     import torch.distributed as dist
 

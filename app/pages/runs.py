@@ -166,9 +166,8 @@ def _facts(run: Result, predicted: Result | None) -> list[tuple[str, str, str]]:
     memory, timing = run["memory"], run["timing"]
     off = percent_off(PEAK.of(predicted), PEAK.of(run)) if predicted and run["outcome"] == "ok" else None
     low, high = timing["step_seconds_p20"], timing["step_seconds_p80"]
-    spread = (
-        f"p20 to p80: {format_seconds(low)} to {format_seconds(high)}, {timing['steps']} steps" if low and high else ""
-    )
+    steps = f"{timing['steps']} step{'s' * (timing['steps'] != 1)}"
+    spread = f"p20 to p80: {format_seconds(low)} to {format_seconds(high)}, {steps}" if low and high else ""
     phase = f"in the {memory['peak_phase']} phase" if memory["peak_phase"] else ""
     expected = PEAK.of(predicted) if predicted else None
     compared = "closed form" if off is None else f"closed form, off by {signed_percent(off, 2)}"

@@ -1,5 +1,6 @@
 """What every test shares. Runs before torch is imported anywhere."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -15,3 +16,17 @@ def data_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REMAT_DATA_DIR", str(tmp_path_factory.mktemp("data")))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def thawed_heap() -> Iterator[None]:
+    """Libraries check at exit that nothing of theirs is left."""
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_heap(thawed_heap: None) -> None:
+    """The simulator collects garbage around each recording: it must not walk again what earlier modules left."""
+    gc.collect()
+    gc.freeze()

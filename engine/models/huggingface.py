@@ -57,7 +57,8 @@ class HuggingFaceModel(nn.Module):
         """A causal LM's loss shifts its labels by one itself: only the labels differ, never a shape. Both ways are
         calls of this module, since FSDP2 gathers what is outside the blocks when it is called."""
         if targets is not None:
-            options = {} if self.inside.config.is_encoder_decoder else {"use_cache": False}  # type: ignore[union-attr]
+            config: Any = self.inside.config
+            options = {} if config.is_encoder_decoder else {"use_cache": False}
             loss: Tensor = self.inside(input_ids=tokens, labels=targets, **options).loss
             return loss
         prefix: Any = self.inside.base_model_prefix

@@ -37,8 +37,8 @@ def _scores(rows: Tensor, keys: Tensor, groups: int, causal: bool) -> Tensor:
     scale = rows.shape[-1] ** -0.5
     if not causal:
         return torch.baddbmm(rows.new_empty(()), rows, keys.mT, beta=0, alpha=scale)
-    bias = causal_bias(rows.shape[1] // groups, keys.shape[1], rows).repeat(groups, 1)
-    return torch.baddbmm(bias, rows, keys.mT, alpha=scale)
+    bias = causal_bias(rows.shape[1] // groups, keys.shape[1], rows)
+    return torch.baddbmm(bias if groups == 1 else bias.repeat(groups, 1), rows, keys.mT, alpha=scale)
 
 
 def causal_bias(queries: int, keys: int, like: Tensor) -> Tensor:

@@ -5,7 +5,8 @@
 | a norm module                    | `norms`                                                                       |
 | a projection of an attention     | `attention-out` if named so, else `qkv`                                       |
 | an attention, outside those      | `qkv` before the core begins (rotary), `attention-core` in it, `attention-out`|
-|                                  | behind it (the copy that lays heads side by side)                             |
+|                                  | behind it (the copy that lays heads side by side); a mere copy of q, k or v   |
+|                                  | for the core (by head, or cast) is `qkv`                                      |
 | a projection of an MLP           | `mlp-out` if named so, else `mlp-in`                                          |
 | an MLP, outside those            | `mlp-activation`; a bare matmul (experts): `mlp-in`, behind an activation      |
 |                                  | `mlp-out`                                                                     |
@@ -18,7 +19,7 @@ Modules are told apart by what transformers' families and our decoder call them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,7 +48,9 @@ PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.
 CORE_BEGINS = {
     aten.clone.default, aten._to_copy.default, aten.new_full.default, aten._softmax.default, aten._safe_softmax.default
 }  # fmt: skip
-"""Beside products: heads copied for them (or cast, under autocast), the causal bias, and the softmax."""
+"""Beside products: keys repeated or cast up for them, the causal bias, and the softmax."""
+COPIES = {aten.clone.default, aten._to_copy.default}
+"""Of q, k or v for the products: whole heads one after the other, or the dtype that autocast wants."""
 CORE_PRODUCTS = 2  # QKᵀ and PV; a fused kernel is both
 
 NOISE = {aten.native_dropout.default, aten.bernoulli_.float, aten.bernoulli.p}
@@ -107,10 +110,15 @@ class Labeller:
     activated: bool = False
     noise: set[int] = field(default_factory=set)
     """Storages that hold dropout noise."""
+    core: set[int] = field(default_factory=set)
+    """Storages that the attention's core made."""
+    newest: str = ""
+    """The group of the newest operator."""
 
     def enter(self, role: str) -> None:
         if role == "attention":
             self.core_products, self.core_begun = 0, False
+            self.core.clear()
         if role in ("attention-out", "mlp-out"):
             self.branch = role
         if role == "mlp-activation":
@@ -121,13 +129,17 @@ class Labeller:
         if len(self.stack) > 1:
             self.stack.pop()
 
-    def group(self, func: Any, storages: Iterable[int]) -> str:
-        """The group of an operator that reads these storages; "" where it has none."""
-        if self.stack[-1] == "dropout" or func in NOISE or not self.noise.isdisjoint(storages):
+    def group(self, func: Any, inputs: Sequence[Tensor]) -> str:
+        """The group of an operator that reads these tensors; "" where it has none."""
+        self.newest = self._group(func, inputs)
+        return self.newest
+
+    def _group(self, func: Any, inputs: Sequence[Tensor]) -> str:
+        if self.stack[-1] == "dropout" or func in NOISE or _any_in(inputs, self.noise):
             return "dropout"
         match self.stack[-1]:
             case "attention":
-                return self._attention(func)
+                return self._attention(func, inputs)
             case "mlp":
                 return self._mlp(func)
             case "":
@@ -136,16 +148,22 @@ class Labeller:
                 return group
 
     def made(self, func: Any, storage: int, *, in_place: bool) -> None:
-        """An operator made this storage, or wrote to it."""
+        """The newest operator made this storage, or wrote to it."""
         if func in NOISE and func is not aten.native_dropout.default:
             self.noise.add(storage)
         elif not in_place:
             self.noise.discard(storage)
+        if self.newest == "attention-core":
+            self.core.add(storage)
+        elif not in_place:
+            self.core.discard(storage)
 
-    def _attention(self, func: Any) -> str:
+    def _attention(self, func: Any, inputs: Sequence[Tensor]) -> str:
         if self.core_products >= CORE_PRODUCTS:
             self.branch = "attention-out"
             return "attention-out"
+        if func in COPIES and not _any_in(inputs, self.core) and not _enlarges(func, inputs[0]):
+            return "qkv"
         if func in FUSED_ATTENTION or OURS.match(str(func)):
             self.core_products = CORE_PRODUCTS
             return "attention-core"
@@ -161,6 +179,16 @@ class Labeller:
         self.activated = False
         self.branch = "mlp-out"
         return group
+
+
+def _any_in(tensors: Iterable[Tensor], storages: set[int]) -> bool:
+    return bool(storages) and any(tensor.untyped_storage()._cdata in storages for tensor in tensors)
+
+
+def _enlarges(func: Any, tensor: Tensor) -> bool:
+    """Whether a copy of a tensor holds more than it: keys repeated for grouped queries, or cast up."""
+    repeated = 0 in tensor.stride() and tensor.nbytes > tensor.untyped_storage().nbytes()
+    return repeated or (func is aten._to_copy.default and tensor.itemsize < torch.float32.itemsize)
 
 
 RUNNING: list[Labeller] = []

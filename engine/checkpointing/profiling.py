@@ -133,7 +133,7 @@ class Tracer(TorchDispatchMode):
         options = kwargs or {}
         inputs = tensors_in((args, options))
         storages = [tensor.untyped_storage()._cdata for tensor in inputs]
-        group = self.labeller.group(func, storages)
+        group = self.labeller.group(func, inputs)
         output = func(*args, **options)
         places = writes_to(func)
         written = [args[place] for place in places] if places is not None else inputs

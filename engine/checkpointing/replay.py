@@ -173,11 +173,13 @@ def _map(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    if isinstance(tree, Tensor):
-        return [tree]
-    if isinstance(tree, tuple | list):
-        return [tensor for leaf in tree for tensor in tensors_in(leaf)]
-    return [tensor for leaf in tree.values() for tensor in tensors_in(leaf)] if isinstance(tree, dict) else []
+    found: list[Tensor] = []
+    for leaf in tree.values() if isinstance(tree, dict) else tree:
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif isinstance(leaf, tuple | list | dict):
+            found += tensors_in(leaf)
+    return found
 
 
 @cache
@@ -236,7 +238,7 @@ class Recording(TorchDispatchMode):
         options = kwargs or {}
         if only_views(func):
             return func(*args, **options)
-        inputs = [tensor.untyped_storage()._cdata for tensor in tensors_in((args, options))]
+        inputs = tensors_in((args, options))
         group = self.labeller.group(func, inputs)
         self.matched.add(group)
         again = group in self.groups or (bool(inputs) and reads_shape_only(func))
@@ -246,7 +248,7 @@ class Recording(TorchDispatchMode):
         if places is None or places:
             self._wrote(func, args, places, step)
         else:
-            self._made(func, args, output, set(inputs), step)
+            self._made(func, args, output, inputs, step)
         return output
 
     def _step(self, func: Any, args: Any, options: Any) -> Step:
@@ -269,15 +271,16 @@ class Recording(TorchDispatchMode):
             return None
         return tensors[0].device, capture(tensors[0].device)
 
-    def _made(self, func: Any, args: Any, output: Any, inputs: set[int], step: Step | None) -> None:
+    def _made(self, func: Any, args: Any, output: Any, inputs: list[Tensor], step: Step | None) -> None:
         outputs = output if isinstance(output, tuple | list) else [output]
+        read = {tensor.untyped_storage()._cdata for tensor in inputs}
         for index, tensor in enumerate(outputs):
             if not isinstance(tensor, Tensor):
                 if step:
                     step.made.append(None)
                 continue
             storage = tensor.untyped_storage()
-            if storage._cdata in inputs:
+            if storage._cdata in read:
                 if step:
                     step.made.append(None)
                 continue
@@ -331,6 +334,8 @@ def unpack(saved: Any) -> Tensor:
     if isinstance(saved, Tensor):
         return saved
     if isinstance(saved, View):
+        if saved.value.tensor is not None:
+            return saved.restore()
         _depth += 1
         try:
             with torch.no_grad(), torch.autocast(saved.device, enabled=False):

@@ -37,8 +37,8 @@ def _cast(tape: Tape, context: Context, x: Tensor) -> Tensor:
     """Autocast runs the core in the compute dtype."""
     if x.dtype == context.compute:
         return x
-    copy = Tensor(f"{x.name}.cast", x.shape, context.compute, CORE, "bf16 copy for autocast")
-    return tape.add(Op(copy.name, CORE, reads=(x.name,), makes=(copy,)))
+    copy = Tensor(f"{x.name}.cast", x.shape, context.compute, "qkv", "bf16 copy for autocast")
+    return tape.add(Op(copy.name, "qkv", reads=(x.name,), makes=(copy,)))
 
 
 def _mixed(context: Context) -> tuple[int, int, int]:
@@ -88,9 +88,9 @@ def standard(tape: Tape, context: Context, q: Tensor, k: Tensor, v: Tensor) -> T
         held.append(x)
         if view:
             return x
-        copy = Tensor(f"{x.name}.by_head", x.shape, x.dtype, CORE, x.formula)
+        copy = Tensor(f"{x.name}.by_head", x.shape, x.dtype, "qkv", x.formula)
         held.append(copy)
-        return tape.add(Op(copy.name, CORE, reads=(x.name,), makes=(copy,)))
+        return tape.add(Op(copy.name, "qkv", reads=(x.name,), makes=(copy,)))
 
     def hold() -> None:
         tape.hold(*held)
@@ -99,7 +99,7 @@ def standard(tape: Tape, context: Context, q: Tensor, k: Tensor, v: Tensor) -> T
     flops = core_flops(context) // 2
     bias = Tensor("attention.bias", (groups * context.seq, context.seq), context.compute, CORE, "G·S²",
                   differentiable=False)  # fmt: skip
-    tape.add(Op("attention.bias", CORE, reads=(), makes=(bias,), scratch=bias.bytes // groups))
+    tape.add(Op("attention.bias", CORE, reads=(), makes=(bias,), scratch=0 if groups == 1 else bias.bytes // groups))
     raw = tape.add(
         Op("attention.scores", CORE, reads=(rows.name, keys.name, bias.name),
            makes=(scores("scores", context.compute),), saves=(rows.name, keys.name), flops=flops,

@@ -135,7 +135,8 @@ def test_gradient_accumulation_replays_each_micro_batch() -> None:
 @pytest.mark.parametrize("dropout", [0.0, 0.1], ids=["plain", "dropout"])
 def test_saved_bytes_are_the_ledgers(model: str, precision: str, dropout: float) -> None:
     fields = {"model": model, "precision": precision, "dropout": dropout}
-    groups = ["selective:norms", "selective:attention-core", "selective:mlp-in+mlp-activation", ALL_BUT_DROPOUT]
+    alone = ["norms", "qkv", "attention-core", "mlp-in+mlp-activation"]
+    groups = [*(f"selective:{name}" for name in alone), ALL_BUT_DROPOUT]
     for policy in (
         "none",
         "per-layer",
@@ -147,6 +148,23 @@ def test_saved_bytes_are_the_ledgers(model: str, precision: str, dropout: float)
     ):
         spec = small(**fields, checkpointing=policy)
         assert measured(spec).saved_bytes() == predict(spec).memory.saved_activation_bytes, policy
+
+
+@pytest.mark.parametrize(("kind", "layers", "kv"), [("gpt2", 3, 4), ("mixtral", 2, 2)])
+def test_copies_by_head_go_with_the_projections(kind: str, layers: int, kv: int) -> None:
+    """The products of the scores read copies of q, k and v: dropping the scores keeps these and not their sources, and
+    dropping the projections drops them. Keys that a class repeats for grouped queries go with the scores."""
+    none = measured(transformers_spec(kind)).saved_bytes()
+
+    def dropped_bytes(groups: str) -> int:
+        return none - measured(transformers_spec(kind, checkpointing=f"selective:{groups}")).saved_bytes()
+
+    batch, heads, seq, head_dim, element = 2, 4, 16, 8, 4
+    scores, mask = batch * heads * seq * seq * element, batch * seq * seq * element
+    queries = batch * heads * seq * head_dim * element
+    repeated = 2 * queries if kv < heads else 0
+    assert dropped_bytes("attention-core") == layers * (scores + (heads - kv) * repeated // heads) - mask
+    assert dropped_bytes("qkv") == layers * (queries if repeated else 3 * queries)
 
 
 @pytest.mark.parametrize("fraction", [0.75, 0.5, 0.25, 0.12])

@@ -202,11 +202,14 @@ def export(
     from app.db.migrate import open_database
     from app.db.runs import Filters, every
     from app.exports import encoded
+    from app.jobs import queue
 
     settings = read_settings(data_dir=data_dir)
     filters = Filters(job_id=_listed(job_id), method=_listed(method), outcome=_listed(outcome))
     database = open_database(settings.data_dir, settings.busy_seconds)
     with database.read() as session:
+        if job_id is not None and queue.get(session, job_id) is None:
+            raise SpecError("job_id", f"no job {job_id[:100]!r} in {settings.data_dir}: see `remat jobs list`")
         chunks = encoded(format, every(session, filters))
         if str(output) == "-":
             sys.stdout.buffer.writelines(chunks)

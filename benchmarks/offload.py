@@ -204,7 +204,7 @@ def streaming() -> dict[str, Any]:
     speeds = {name: 2 * count / min(values) for name, values in seconds.items()}
     return {
         "bytes_each_way": count,
-        "disk": f"{directory} ({file_system(directory)})",
+        "disk": file_system(directory),
         "bytes_per_second": speeds,
         "tier_against_raw": speeds["tier"] / speeds["raw"],
         "tier_against_raw_with_a_reader_beside_a_writer": speeds["tier"] / speeds["raw with a reader beside a writer"],

@@ -21,7 +21,7 @@ from typing import Any, get_args
 
 # The only CUDA check that does not create a context in the process that will fork.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 # A waiting thread spins for microseconds, then sleeps. Spinning on, two runs on one machine slow each other down
 # ninefold; sleeping at once, every small operation of a run alone costs 50 µs more.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from app.api.strict_json import is_text
 from engine.result import Method, RunResult
 from engine.spec import RunSpec
 
@@ -14,8 +13,8 @@ Status = Literal["queued", "running", "cancelling", "succeeded", "failed", "canc
 
 
 def _text(value: str) -> str:
-    if not is_text(value) or "\n" in value:
-        raise ValueError("must be one line of text without control characters")
+    if not value.isprintable():
+        raise ValueError("must be one line of printable text: no control or direction characters")
     return value
 
 

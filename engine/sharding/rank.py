@@ -13,7 +13,7 @@ import traceback
 from datetime import timedelta
 from typing import Any
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 if sys.platform == "linux":  # all ranks are on this machine; the host's name need not resolve
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 from engine.validate import catalog, grid, published, speed
 from engine.validate.report import TITLES, markdown, report

@@ -165,6 +165,12 @@ def test_export(remat: Command) -> None:
     assert [row["spec.seq"] for row in csv.DictReader(io.StringIO(out))] == ["8", "16"]
 
 
+def test_export_of_an_unknown_job_is_refused(remat: Command) -> None:
+    code, out, err = remat("runs", "export", "--job-id", "nonsense")
+    assert (code, out) == (2, "")
+    assert err.startswith("job_id: no job 'nonsense'")
+
+
 def test_doctor_tells_what_is_there(remat: Command) -> None:
     code, out, _ = remat("doctor")
     assert code == 0

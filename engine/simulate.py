@@ -32,6 +32,8 @@ from engine.trace import timeline
 from engine.training import Training, build
 
 CPU = torch.device("cpu")
+MOST_MICRO_BATCHES = 3
+"""The first finds no gradients, the last may send them on; those between do what the second does."""
 MOST_RANKS = 1024
 """FSDP2 makes a chunk for each rank and parameter: beyond this a simulation takes minutes."""
 
@@ -54,7 +56,12 @@ def simulate(spec: RunSpec) -> tuple[RunResult, Timeline]:
     """Memory of a steady step, exact to the storage, and the FLOPs it does."""
     if spec.mode == "inference":
         return simulate_inference(spec)
-    recording = _recorded(spec)
+    batches = min(spec.grad_accumulation, MOST_MICRO_BATCHES)
+    recording = _recorded(spec.model_copy(update={"grad_accumulation": batches}))
+    if batches < spec.grad_accumulation:
+        recording.notes.append(
+            f"the timeline shows {batches} of {spec.grad_accumulation} micro-batches: the others repeat the second"
+        )
     first, steady = recording.first.trace(), recording.steady.trace()
     footprint = replay([storage.bytes for storage in recording.steady.base], [first, steady])
     memory = memory_of(steady, footprint.reserved_peak_bytes)
@@ -62,14 +69,16 @@ def simulate(spec: RunSpec) -> tuple[RunResult, Timeline]:
     memory.first_step_peak_bytes = first_peak if first_peak > (memory.device_peak_bytes or 0) else None
     memory.host_peak_bytes, memory.nvme_bytes = recording.host_peak_bytes, recording.nvme_bytes
     memory.nvme_written_bytes_per_step = recording.nvme_written_bytes or None
-    model_flops = recording.steady.flops(recomputed=False)
+    model_flops, again_flops = (
+        recording.steady.flops(recomputed=again) * spec.grad_accumulation // batches for again in (False, True)
+    )
     result = RunResult(
         spec=spec,
         spec_hash=spec.spec_hash,
         method="simulated",
         outcome="ok",
         memory=memory,
-        timing=Timing(model_flops=model_flops, hardware_flops=model_flops + recording.steady.flops(recomputed=True)),
+        timing=Timing(model_flops=model_flops, hardware_flops=model_flops + again_flops),
         parameters=recording.parameters,
         fits=fits(spec, memory.device_peak_bytes or 0),
         warnings=[*spec.architecture.notes, *recording.notes],

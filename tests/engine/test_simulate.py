@@ -74,6 +74,30 @@ def test_one_step_is_enough_where_steps_repeat_themselves(fields: dict) -> None:
     assert one.steady == two.steady
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"checkpointing": "per-layer", "max_grad_norm": 1.0},
+        {"sharding": "zero-2", "world_size": 4},
+        {"sharding": "zero-3", "world_size": 4, "checkpointing": "sqrt"},
+        {"offload_optimizer": "cpu", "offload_activations": "cpu"},
+        {"offload_optimizer": "nvme", "offload_parameters": "nvme", "checkpointing": "nested"},
+        {"model": GEMMA, "checkpointing": "selective"},
+    ],
+    ids=["clipped", "zero-2", "zero-3", "host", "nvme", "transformers gemma2"],
+)
+def test_three_micro_batches_are_enough(fields: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = RunSpec.model_validate(
+        {"model": "gpt:5,32,2,64", "micro_batch": 2, "seq": 32, "precision": "bf16-mixed", "grad_accumulation": 7}
+        | fields
+    )
+    few = simulate(spec)[0]
+    monkeypatch.setattr(simulation, "MOST_MICRO_BATCHES", 7)
+    every = simulate(spec)[0]
+    assert (few.memory, few.timing, few.parameters) == (every.memory, every.timing, every.parameters)
+    assert "3 of 7 micro-batches" in " ".join(few.warnings)
+
+
 def test_a_tier_that_fills_in_the_first_step_needs_two() -> None:
     spec = RunSpec(model="gpt:9,32,2,64", seq=16, offload_optimizer="cpu")
     assert not simulation._steps_repeat(spec, spec.architecture)

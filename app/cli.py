@@ -20,8 +20,9 @@ from app.errors import AppError
 from app.flags import grid, with_spec_flags
 from app.settings import Settings, read_settings
 from engine.errors import SpecError
+from engine.methods import expand_for
 from engine.result import Method, Outcome, RunResult, Timeline
-from engine.spec import RunSpec, expand
+from engine.spec import RunSpec
 
 app = typer.Typer(
     name="remat",
@@ -97,7 +98,7 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """What a run would need, without running it. A comma-separated list makes a grid."""
-    specs = expand(*grid(flags))
+    specs = expand_for(method, *grid(flags))
     if method == "closed-form":
         from engine.closed_form import predict as by_formula
 
@@ -121,7 +122,7 @@ def measure(
     """Run real steps and measure them. A comma-separated list makes a grid."""
     from app.local import measured
 
-    specs = expand(*grid(flags))
+    specs = expand_for("measured", *grid(flags))
     settings = read_settings(data_dir=data_dir)
     with _Progress(as_json) as progress:
         answers = measured(specs, settings, progress.note)

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.attention import Kernel, select_kernel
-from engine.errors import UnsupportedError
 from engine.models.decoder import Decoder, initialise_parameter
 from engine.models.kv_cache import KvCache
 from engine.offload.assembly import Offload, offloads
@@ -98,13 +97,8 @@ class Inference:
 
 
 def build_inference(spec: RunSpec, device: torch.device) -> Inference:
-    """Model, kernel and empty KV caches of an inference spec, initialised from its seed.
-
-    Raises UnsupportedError for a model that our decoder does not have.
-    """
+    """Model, kernel and empty KV caches of an inference spec, initialised from its seed."""
     arch, dtype = spec.architecture, DTYPES[RECIPES[spec.precision].compute]
-    if spec.runs_transformers:
-        raise UnsupportedError("model, mode", f"inference runs in our decoder, which has no {arch.model_type} style")
     kernel = select_kernel(spec.attention, device=device, dtype=dtype, head_dim=arch.head_dim, dropout=0.0)
     model = build_decoder(spec, device, kernel)
     blocks = list(model.blocks)

@@ -21,6 +21,7 @@ from engine.catalog import gpu_of_device
 from engine.closed_form import predict
 from engine.environment import environment
 from engine.errors import OutOfMemory, UnsupportedError
+from engine.methods import check_method
 from engine.observe import MemoryPass
 from engine.result import Memory, PhaseSeconds, RunResult, Timeline, Timing
 from engine.serving import measure_inference
@@ -46,6 +47,7 @@ def silent(_phase: str, _step: int, _steps: int) -> None:
 def measure(spec: RunSpec, progress: Progress = silent) -> tuple[RunResult, Timeline | None]:
     """Build the spec, run it, and say what it took. Out of memory is a result; other errors are raised."""
     device = resolve_device(spec.device)
+    check_method(spec, "measured", device.type)
     if spec.mode == "train" and spec.world_size > 1:
         return measure_ranks(spec, device.type, progress)
     return measure_here(spec, device, progress)

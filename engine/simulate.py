@@ -19,9 +19,9 @@ from engine.checkpoint_names import Checkpointing, parse_checkpointing
 from engine.closed_form.fits import fits
 from engine.depth import at_depth, fixed_plan, sample_depth, shallow_depth
 from engine.environment import environment
-from engine.errors import UnsupportedError
 from engine.extrapolate import Depths, NotUniform, Program, deepen, program
 from engine.measure import memory_of
+from engine.methods import check_method
 from engine.offload.assembly import offloads
 from engine.recording import record_step
 from engine.result import RunResult, Timeline, Timing
@@ -34,8 +34,6 @@ from engine.training import Training, build
 CPU = torch.device("cpu")
 MOST_MICRO_BATCHES = 3
 """The first finds no gradients, the last may send them on; those between do what the second does."""
-MOST_RANKS = 1024
-"""FSDP2 makes a chunk for each rank and parameter: beyond this a simulation takes minutes."""
 
 
 @dataclass(slots=True)
@@ -53,7 +51,9 @@ class Recording:
 
 
 def simulate(spec: RunSpec) -> tuple[RunResult, Timeline]:
-    """Memory of a steady step, exact to the storage, and the FLOPs it does."""
+    """Memory of a steady step, exact to the storage, and the FLOPs it does. Raises UnsupportedError for what it
+    cannot do."""
+    check_method(spec, "simulated")
     if spec.mode == "inference":
         return simulate_inference(spec)
     batches = min(spec.grad_accumulation, MOST_MICRO_BATCHES)
@@ -140,15 +140,6 @@ def _record(spec: RunSpec, arch: Architecture, plan: Checkpointing, steps: int =
 
 def _ranks(spec: RunSpec) -> int:
     """Ranks that the step is run among. Unsharded ones that offload do so each for itself, like a single one."""
-    if spec.sharding != "none" and spec.world_size > 1 and offloads(spec):
-        raise UnsupportedError(
-            "sharding, offload_*",
-            f"{spec.sharding} over {spec.world_size} ranks is simulated without offloading; use method=closed-form",
-        )
-    if spec.sharding != "none" and spec.world_size > MOST_RANKS:
-        raise UnsupportedError(
-            "world_size", f"{spec.sharding} is simulated over up to {MOST_RANKS:,} ranks; use method=closed-form"
-        )
     return 1 if offloads(spec) else spec.world_size
 
 

@@ -10,6 +10,7 @@ from app.db import predictions
 from app.db.session import Database
 from app.jobs.simulator import Simulator
 from app.services import Needs
+from engine.methods import check_method
 from engine.result import RunResult
 from engine.spec import RunSpec
 
@@ -32,7 +33,8 @@ def closed_form(spec: RunSpec) -> RunResult:
 
 
 def simulated(database: Database, simulator: Simulator, spec: RunSpec) -> RunResult:
-    """From the cache, or from the simulator's runner. Raises RunnerBusy or RunnerDied."""
+    """From the cache, or from the simulator's runner. Raises UnsupportedError, RunnerBusy or RunnerDied."""
+    check_method(spec, "simulated")
     with database.read() as session:
         kept = predictions.find(session, spec.spec_hash, "simulated")
     if kept is not None:

@@ -27,8 +27,8 @@ from app.db.models import FINAL, LIVE, Job, Run, iso, new_id, now
 from app.errors import KeyReused, LeaseLost
 from app.jobs import log
 from app.jobs.process import host_name, is_alive
-from engine.result import RunResult, Timeline
-from engine.spec import expand
+from engine.methods import expand_for
+from engine.result import Method, RunResult, Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,13 @@ def prepare(
     spec: Mapping[str, Any],
     vary: Mapping[str, Sequence[Any]] | None = None,
     *,
-    method: str = "measured",
+    method: Method = "measured",
     timeout_seconds: float,
     name: str | None = None,
     priority: int = 0,
 ) -> Submission:
     """Check a job. Raises SpecError or pydantic's ValidationError where a run of it would be refused."""
-    grid = expand(spec, vary or {})
+    grid = expand_for(method, spec, vary or {})
     return Submission(dict(spec), dict(vary or {}), method, len(grid), timeout_seconds, name, priority)
 
 

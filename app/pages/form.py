@@ -16,7 +16,8 @@ from app.api.strict_json import loads
 from app.fields import OPTIONAL, spell
 from engine.checkpoint_names import ACCEPTED
 from engine.errors import SpecError
-from engine.spec import RunSpec, expand
+from engine.methods import expand_for
+from engine.spec import RunSpec
 
 Kind = Literal["choices", "switch", "integer", "number", "text"]
 
@@ -137,7 +138,7 @@ def draft(values: dict[str, list[str]]) -> Draft:
         made.errors["name"] = "at most 200 printable characters"
     if not made.errors:
         try:
-            made.runs = expand(spec, vary)
+            made.runs = expand_for(made.payload["method"], spec, vary)
         except (ValidationError, SpecError) as error:
             made.errors = field_errors(error)
     return made

@@ -11,18 +11,14 @@ from engine.closed_form.residency import residency
 from engine.closed_form.states import parameter_elements
 from engine.closed_form.timing import timing
 from engine.closed_form.training import walk_step
-from engine.errors import UnsupportedError
+from engine.methods import check_method
 from engine.result import AtPeak, Memory, RunResult
 from engine.spec import RunSpec
 
 
 def predict(spec: RunSpec) -> RunResult:
     """What a spec costs. Raises UnsupportedError, naming the field, for what has no closed form."""
-    arch = spec.architecture
-    if arch.family != "decoder":
-        raise UnsupportedError(
-            "model", f"{arch.name} ({arch.model_type}, {arch.family}) has no closed form: use method=simulated"
-        )
+    check_method(spec, "closed-form")
     return predict_inference(spec) if spec.mode == "inference" else _predict_training(spec)
 
 

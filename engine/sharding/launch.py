@@ -22,8 +22,6 @@ from engine.spec import RunSpec
 Progress = Callable[[str, int, int], None]
 Message = dict[str, Any]
 
-MAX_RANKS = 16  # processes that one machine runs for one measurement
-
 
 def measure_ranks(spec: RunSpec, device: str, progress: Progress) -> tuple[RunResult, Timeline | None]:
     """Measure `spec` on `world_size` processes of this machine.
@@ -31,21 +29,9 @@ def measure_ranks(spec: RunSpec, device: str, progress: Progress) -> tuple[RunRe
     Raises UnsupportedError for more ranks or other offloading than it can run, RunError if a rank fails or dies; then
     none is left.
     """
-    if spec.world_size > MAX_RANKS:
-        raise UnsupportedError(
-            "world_size", f"at most {MAX_RANKS} ranks can be measured on one machine; predictions go beyond"
-        )
     if device == "cuda" and spec.world_size > torch.cuda.device_count():
         raise UnsupportedError(
             "world_size", f"{spec.world_size} ranks need as many GPUs; this machine has {torch.cuda.device_count()}"
-        )
-    places = (spec.offload_parameters, spec.offload_optimizer, spec.offload_activations)
-    fsdp_offloads = device == "cuda" and spec.sharding == "zero-3" and places == ("cpu", "cpu", "none")
-    if set(places) != {"none"} and not fsdp_offloads:
-        raise UnsupportedError(
-            "world_size, offload_*",
-            "ranks are measured with offloading only as zero-3 on CUDA with offload_parameters=cpu and "
-            "offload_optimizer=cpu (FSDP2's policy); measure other offloading with world_size=1",
         )
     with tempfile.TemporaryDirectory(prefix="remat-ranks-") as folder:
         ranks = [_start(spec, device, rank, folder) for rank in range(spec.world_size)]

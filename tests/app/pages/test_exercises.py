@@ -165,7 +165,7 @@ WALKS = {
     2: ("layers", "36", "exact_k", "8", "2.0"),
     3: ("link_gbs", "32", "serial_seconds", "2.16 s", "4.31 s"),
     4: ("seq", "4096", "ratio", "0.3885", "2.574"),
-    5: ("seq", "1024", "overhead_fraction", "6.998", "7.0 %"),
+    5: ("seq", "1024", "overhead_fraction", "6.342", "6.3 %"),
 }
 """By exercise: an input and another value for it; an answer's key, a known slip and the right number by default."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
@@ -106,7 +106,7 @@ def predict(
         return
     from app.local import executed
 
-    with _Progress(as_json) as progress:
+    with _Progress(specs, as_json) as progress:
         answers = executed(specs, method, read_settings(), progress.note)
         _show(progress.each(result for result, _ in answers), specs, as_json)
 
@@ -124,7 +124,7 @@ def measure(
 
     specs = expand_for("measured", *grid(flags))
     settings = read_settings(data_dir=data_dir)
-    with _Progress(as_json) as progress:
+    with _Progress(specs, as_json) as progress:
         answers = measured(specs, settings, progress.note)
         results = _recorded(answers, settings) if save else (result for result, _ in answers)
         _show(progress.each(results), specs, as_json)
@@ -166,11 +166,14 @@ def _show(results: Iterable[RunResult], specs: list[RunSpec], as_json: bool) -> 
 class _Progress:
     """What is going on, on stderr; silent with --json, so that a program's log stays its own."""
 
-    def __init__(self, quiet: bool) -> None:
+    def __init__(self, specs: Sequence[RunSpec], quiet: bool) -> None:
         from rich.console import Console
+
+        from app.terminal import differing
 
         self.console = Console(stderr=True, quiet=quiet)
         self.status = self.console.status("starting torch")
+        self.specs, self.keys = specs, differing(specs)
         self.done = 0
 
     def __enter__(self) -> _Progress:
@@ -181,13 +184,20 @@ class _Progress:
         self.status.stop()
 
     def note(self, text: str) -> None:
-        self.status.update(f"run {self.done + 1}: {text[:100]}")
+        running = self.specs[min(self.done, len(self.specs) - 1)]
+        self.status.update(f"{self._name(self.done + 1, running)}: {text[:100]}")
 
     def each(self, results: Iterable[RunResult]) -> Iterator[RunResult]:
         for result in results:
             self.done += 1
-            self.console.print(f"run {self.done}: {result.outcome}", highlight=False)
+            self.console.print(f"{self._name(self.done, result.spec)}: {result.outcome}", markup=False, highlight=False)
             yield result
+
+    def _name(self, number: int, spec: RunSpec) -> str:
+        """`run 2 of 6 (per-layer, flash)`"""
+        from app.terminal import label
+
+        return f"run {number} of {len(self.specs)} ({label(spec, self.keys)})"
 
 
 @runs.command()

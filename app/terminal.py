@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -10,7 +10,8 @@ from rich.table import Table
 
 from app.fields import spell
 from engine.planning import Plan
-from engine.result import RunResult
+from engine.result import Fits, RunResult
+from engine.spec import RunSpec
 from engine.units import format_bytes, format_count, format_seconds
 
 Json = Mapping[str, Any]
@@ -21,16 +22,15 @@ def json_line(result: RunResult) -> None:
     print(result.model_dump_json(), flush=True)
 
 
-def differing(results: Sequence[RunResult]) -> list[str]:
-    """The spec fields that are not the same in all results."""
-    specs = [result.spec.model_dump() for result in results]
-    return [key for key in specs[0] if any(spec[key] != specs[0][key] for spec in specs)] if specs else []
+def differing(specs: Sequence[RunSpec]) -> list[str]:
+    """The fields that are not the same in all specs."""
+    values = [spec.model_dump() for spec in specs]
+    return [key for key in values[0] if any(value[key] != values[0][key] for value in values)] if values else []
 
 
-def label(result: RunResult, keys: Iterable[str]) -> str:
+def label(spec: RunSpec, keys: Iterable[str]) -> str:
     """`per-layer, flash`; a single run is named by its model."""
-    values = [getattr(result.spec, key) for key in keys]
-    return ", ".join(map(_word, values)) or _model(result)
+    return ", ".join(_word(getattr(spec, key)) for key in keys) or _word(spec.model)
 
 
 def _word(value: Any) -> str:
@@ -38,22 +38,31 @@ def _word(value: Any) -> str:
     return "config.json" if isinstance(value, dict) else spell(value)
 
 
-def _model(result: RunResult) -> str:
-    return _word(result.spec.model)
-
-
 def results_table(results: Sequence[RunResult]) -> None:
-    """The results side by side on stdout."""
-    keys = differing(results)
-    table = Table(*(keys or ["model"]), title=None, box=None, pad_edge=False, header_style="bold")
-    for heading in ("peak memory", "saved", "step", "tokens", "outcome"):
-        table.add_column(heading, justify="left" if heading == "outcome" else "right")
+    """The results side by side on stdout, each against its GPU where one is named."""
+    differ = differing([result.spec for result in results])
+    keys = differ or ["model"]
+    last = "fits" if any(result.fits for result in results) else "outcome"
+    table = Table(*keys, title=None, box=None, pad_edge=False, header_style="bold")
+    for heading in ("peak memory", "saved", "step", "tokens", last):
+        table.add_column(heading, justify="left" if heading == last else "right")
     for result in results:
-        table.add_row(*(label(result, [key]) for key in keys or ["model"]), *_figures(result))
+        table.add_row(*(label(result.spec, [key]) for key in keys), *_figures(result))
     console = Console()
     console.print(table)
-    for warning in dict.fromkeys(warning for result in results for warning in result.warnings):
-        console.print(f"note: {warning}", style="dim", markup=False, highlight=False)
+    for note in _notes(results, differ):
+        console.print(note, style="dim", markup=False, highlight=False)
+
+
+def _notes(results: Sequence[RunResult], keys: Sequence[str]) -> Iterator[str]:
+    """What the results say of themselves, once; a note that is not all runs' names its own."""
+    said: dict[str, list[str]] = {}
+    for result in results:
+        assumed = [result.fits.assumes] if result.fits else []
+        for text in dict.fromkeys((*result.warnings, *assumed)):
+            said.setdefault(text, []).append(label(result.spec, keys))
+    for text, runs in said.items():
+        yield f"note: {text}" if len(runs) == len(results) else f"note ({'; '.join(runs)}): {text}"
 
 
 def _figures(result: RunResult) -> tuple[str, ...]:
@@ -62,8 +71,15 @@ def _figures(result: RunResult) -> tuple[str, ...]:
         format_bytes(result.memory.saved_activation_bytes),
         format_seconds(result.timing.step_seconds),
         format_count(result.timing.tokens_per_second, "tok/s"),
-        "out of memory" if result.outcome == "oom" else result.error or result.outcome,
+        "out of memory" if result.outcome == "oom" else result.error or _verdict(result.fits) or result.outcome,
     )
+
+
+def _verdict(fits: Fits | None) -> str | None:
+    """`fits`, or by how much it does not."""
+    if fits is None:
+        return None
+    return "fits" if fits.fits else f"{format_bytes(-fits.headroom_bytes)} over"
 
 
 def jobs_table(jobs: Sequence[Json]) -> None:

@@ -15,7 +15,10 @@ from app.db import runs
 from app.fields import OPTIONAL
 from app.flags import grid
 from app.settings import Settings, read_settings
+from app.terminal import results_table
 from engine.result import RunResult
+from engine.spec import expand
+from engine.units import format_bytes
 
 Command = Callable[..., tuple[int, str, str]]
 TINY = ("--model", "gpt:2,64,2,256", "--seq", "32", "--precision", "fp32", "--device", "cpu")
@@ -57,6 +60,39 @@ def test_predict_shows_a_table(remat: Command) -> None:
     assert code == 0
     assert "per-layer" in out
     assert "MiB" in out
+
+
+def test_the_table_says_what_does_not_fit(remat: Command) -> None:
+    words = ("--model", "llama-3.1-8b", "--gpu", "a100-80gb-sxm,b200-sxm", "--seq", "1024")
+    _, out, _ = remat("predict", *words)
+    _, answers, _ = remat("predict", *words, "--json")
+    small, large = (result.fits for result in results(answers))
+    assert small is not None
+    assert large is not None
+    assert (small.fits, large.fits) == (False, True)
+    rows = {line.split()[0]: line for line in out.splitlines()}
+    assert rows["a100-80gb-sxm"].rstrip().endswith(f"  {format_bytes(-small.headroom_bytes)} over")
+    assert rows["b200-sxm"].rstrip().endswith("  fits")
+    _, out, _ = remat("predict", *TINY)
+    assert "fits" not in out  # no card was named
+
+
+def test_progress_and_notes_name_their_run(remat: Command, capfd: pytest.CaptureFixture[str]) -> None:
+    _, _, err = remat("predict", *TINY, "--method", "simulated", "--seq", "8,16", "--checkpointing", "none,per-layer")
+    told = [line for line in err.splitlines() if line.endswith(": ok")]
+    assert [line.split(":")[0] for line in told] == [
+        f"run {number} of 4 ({name})"
+        for number, name in enumerate(("8, none", "8, per-layer", "16, none", "16, per-layer"), 1)
+    ]
+    specs = expand({"model": "gpt-tiny"}, {"seq": [8, 16]})
+    noisy, calm = (
+        RunResult(spec=spec, spec_hash=spec.spec_hash, method="measured", outcome="ok", warnings=["for all", *more])
+        for spec, more in zip(specs, (["times spread over 14 %"], []), strict=True)
+    )
+    results_table([noisy, calm])
+    out, _ = capfd.readouterr()
+    assert "note: for all" in out
+    assert "note (8): times spread over 14 %" in out
 
 
 def test_a_simulated_prediction_asks_the_runner(remat: Command) -> None:

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+LEAST_POINTS = 3
+"""A front of fewer points has two ends and nothing between them."""
+LEAST_SPAN = 0.01
+"""A front that spans less of its values than this on an axis is flat: what it would trade is within the noise."""
+
 MORE_IS_BETTER = ("tokens_per_second", "mfu", "hfu", "headroom_bytes")
 
 
@@ -37,20 +42,25 @@ def frontier(points: Sequence[Point], *, x_up: bool = False, y_up: bool = True) 
 def knee(points: Sequence[Point], *, x_up: bool = False, y_up: bool = True) -> Point | None:
     """The frontier point nearest to the ideal corner, each axis scaled to the frontier's own range.
 
-    With one point, that point; of two equally near, the one that costs less on x.
+    Of two equally near, the one that costs less on x. None where there is no trade to judge: a front of fewer than
+    LEAST_POINTS points, or one that is flat on an axis.
     """
     front = frontier(points, x_up=x_up, y_up=y_up)
-    if not front:
+    if len(front) < LEAST_POINTS or any(_flat([point[axis] for point in front]) for axis in (1, 2)):
         return None
     costs = {point: _cost(point, x_up, y_up) for point in front}
     low = [min(cost[axis] for cost in costs.values()) for axis in (0, 1)]
-    range_ = [max(cost[axis] for cost in costs.values()) - low[axis] or 1.0 for axis in (0, 1)]
+    range_ = [max(cost[axis] for cost in costs.values()) - low[axis] for axis in (0, 1)]
 
     def distance(point: Point) -> tuple[float, float]:
         away = [(costs[point][axis] - low[axis]) / range_[axis] for axis in (0, 1)]
         return away[0] ** 2 + away[1] ** 2, costs[point][0]
 
     return min(front, key=distance)
+
+
+def _flat(values: Sequence[float]) -> bool:
+    return max(values) - min(values) <= LEAST_SPAN * max(map(abs, values))
 
 
 def _cost(point: Point, x_up: bool, y_up: bool) -> tuple[float, float]:

@@ -41,7 +41,12 @@ def accuracy_figure(rows: Sequence[Mapping[str, Any]], unit: str = "bytes") -> F
         "line": {"color": "--muted", "dash": "dot", "width": 1.5},
     }  # fmt: skip
     traces = [exact, *(_series(number, group, rows, quantity) for number, group in enumerate(groups))]
-    return figure(traces, axis(f"True ({quantity.name})", log=True), axis(f"Predicted ({quantity.name})", log=True))
+    predicted = [row[f"predicted_{unit}"] / quantity.scale for row in rows]
+    return figure(
+        traces,
+        axis(f"True ({quantity.name})", actual, log=True),
+        axis(f"Predicted ({quantity.name})", predicted, log=True),
+    )
 
 
 def _series(number: int, group: str, rows: Sequence[Mapping[str, Any]], quantity: Quantity) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -27,6 +29,9 @@ POLICY_SYMBOLS = {
 }
 SERIES = tuple(f"--series-{number}" for number in range(1, 7))
 
+LEAST_SPAN = 0.02
+"""An axis covers at least this share of its values: runs that agree must not look as if they differed."""
+
 METHOD_LABELS = {"measured": "measured", "simulated": "simulated", "closed-form": "closed form"}
 
 
@@ -45,7 +50,10 @@ def text(value: object) -> str:
     return escape(str(value))
 
 
-def axis(title: str, *, log: bool = False, zero: bool = False) -> dict[str, Any]:
+def axis(
+    title: str, values: Sequence[float] = (), *, log: bool = False, zero: bool = False, whole: bool = False
+) -> dict[str, Any]:
+    """An axis for `values`, the drawn ones. `zero`: it starts at zero; `whole`: only integers mean something on it."""
     shared = {
         "title": {"text": text(title), "standoff": 10},
         "gridcolor": "--line",
@@ -54,9 +62,30 @@ def axis(title: str, *, log: bool = False, zero: bool = False) -> dict[str, Any]
         "zeroline": False,
         "automargin": True,
     }
+    low, high = min(values, default=0.0), max(values, default=0.0)
     if log:
-        return shared | {"type": "log", "dtick": "D2", "exponentformat": "none"}
-    return shared | {"type": "linear", "rangemode": "tozero" if zero else "normal", "separatethousands": True}
+        return shared | _log_axis([value for value in values if value > 0])
+    shared |= {"type": "linear", "rangemode": "tozero" if zero else "nonnegative", "separatethousands": True}
+    margin = max(LEAST_SPAN * high, 2.0 if whole else 0.0) / 2
+    if not zero and high and high - low < 2 * margin:
+        middle = (low + high) / 2
+        shared["range"] = [max(middle - margin, 0.0), middle + margin]
+    return shared
+
+
+def _log_axis(values: Sequence[float]) -> dict[str, Any]:
+    """Each tick is written as a whole number, not as the digit that Plotly puts between decades: steps of 1-2-5, of
+    decades where these would crowd, and Plotly's own where less than a decade is shown."""
+    low, high = min(values, default=1.0), max(values, default=1.0)
+    found: dict[str, Any] = {"type": "log", "tickformat": ",~r"}
+    if high < low * (1 + LEAST_SPAN):
+        margin = math.log10(1 + LEAST_SPAN) / 2
+        middle = math.log10(low * high) / 2
+        return found | {"range": [middle - margin, middle + margin]}
+    decades = math.log10(high / low)
+    if decades < 0.8:
+        return found
+    return found | {"dtick": "D2" if decades < 2.5 else math.ceil(decades / 8)}
 
 
 def figure(data: list[dict[str, Any]], x: dict[str, Any], y: dict[str, Any], **layout: Any) -> Figure:

@@ -96,7 +96,10 @@ def tradeoff_figure(
         *_markers(drawn, plane, colour),
         *_knee(by_id.get(knee or ""), plane),
     ]
-    return figure(traces, _axis(x, plane.x_scale, log_x), _axis(y, plane.y_scale, log_y, zero=True))
+    places = [plane.place(point) for point in drawn]
+    across = _axis(x, plane.x_scale, [place[0] for place in places], log_x)
+    up = _axis(y, plane.y_scale, [place[1] for place in places], log_y, zero=True)
+    return figure(traces, across, up)
 
 
 def _plane(points: Sequence[Point], x: Dimension, y: Dimension, log_y: bool) -> Plane:
@@ -107,9 +110,11 @@ def _plane(points: Sequence[Point], x: Dimension, y: Dimension, log_y: bool) -> 
     return Plane(x, y, axis_scale(x, xs), y_scale, floor=lowest / 1.5 if log_y else 0)
 
 
-def _axis(dimension: Dimension, scale: Scale, log: bool, zero: bool = False) -> dict[str, Any]:
+def _axis(
+    dimension: Dimension, scale: Scale, values: Sequence[float], log: bool, zero: bool = False
+) -> dict[str, Any]:
     title = f"{dimension.label} ({scale.unit})" if scale.unit else dimension.label
-    return axis(title, log=log, zero=zero)
+    return axis(title, values, log=log, zero=zero, whole=dimension.kind == "count")
 
 
 def _markers(drawn: Sequence[Point], plane: Plane, colour: str) -> list[Trace]:

@@ -25,6 +25,19 @@ def test_no_points_have_no_knee() -> None:
     assert knee([]) is None
 
 
+def test_fewer_than_three_points_on_the_front_have_no_knee() -> None:
+    assert knee([Point("only", 5, 9)]) is None
+    assert knee([Point("a", 1, 1), Point("b", 5, 9), Point("again", 5, 9), Point("beaten", 6, 8)]) is None
+
+
+def test_a_front_that_is_flat_on_an_axis_has_no_knee() -> None:
+    """Peaks a few bytes apart are no price paid for speed."""
+    peaks = [Point("a", 93_153_000, 10), Point("b", 93_153_004, 20), Point("c", 93_153_008, 30)]
+    assert len(frontier(peaks)) == 3
+    assert knee(peaks) is None
+    assert knee([Point("a", 1, 100.0), Point("b", 5, 100.2), Point("c", 9, 100.4)]) is None
+
+
 def test_equal_points_are_one_frontier_point() -> None:
     assert [point.id for point in frontier([Point("first", 1, 1), Point("second", 1, 1)])] == ["first"]
 
@@ -45,4 +58,4 @@ def test_every_point_is_on_the_frontier_or_beaten_by_it(points: list[Point]) -> 
         assert any(each.x <= point.x and each.y >= point.y for each in front)
     for first in front:
         assert not any(other.x <= first.x and other.y >= first.y for other in front if other is not first)
-    assert knee(points) in (front or [None])
+    assert knee(points) in [*front, None]

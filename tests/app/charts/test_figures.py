@@ -11,7 +11,7 @@ import pytest
 
 from app.charts.bars import full_width, segments
 from app.charts.dimensions import DIMENSIONS, axis_scale, dimension
-from app.charts.figure import POLICY_SYMBOLS, symbol
+from app.charts.figure import LEAST_SPAN, POLICY_SYMBOLS, axis, symbol
 from app.charts.timeline import timeline_figure
 from app.charts.tradeoff import Point, tradeoff_figure
 from app.fields import NUMBERS
@@ -71,6 +71,33 @@ def test_a_run_out_of_memory_stands_at_its_limit_on_the_axis() -> None:
     figure = tradeoff_figure(points(a_run("a", None, None, outcome="oom", spec={"memory_limit_gib": 4})), X, Y)
     trace = figure["data"][0]
     assert (trace["x"], trace["y"], trace["marker"]["symbol"]) == ([4.0], [0], "x-thin")
+
+
+@pytest.mark.parametrize("log", [False, True], ids=["linear", "log"])
+def test_runs_that_agree_do_not_look_as_if_they_differed(log: bool) -> None:
+    """Six peaks within 8 bytes of 88.8 MiB: the axis spans 2 % of them, not the 8 bytes."""
+    runs = [a_run(name, 93_152_500 + 8 * place, 100.0) for place, name in enumerate("ab")]
+    drawn = tradeoff_figure(points(*runs), X, Y, log_x=log)["layout"]["xaxis"]
+    low, high = (10**end if log else end for end in drawn["range"])
+    assert low < 93_152_500 / MIB < high
+    assert (high - low) / low == pytest.approx(LEAST_SPAN, rel=0.05)
+    apart = [a_run("a", GIB, 100.0), a_run("b", 2 * GIB, 100.0)]
+    assert "range" not in tradeoff_figure(points(*apart), X, Y, log_x=log)["layout"]["xaxis"]
+
+
+def test_an_axis_of_counts_spans_whole_numbers() -> None:
+    assert axis("Micro-batch", [4, 4], whole=True)["range"] == [3, 5]
+    assert "range" not in axis("Micro-batch", [1, 8], whole=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "step"), [([0.02, 2000], 1), ([0.02, 2], "D2"), ([20, 60], None), ([1e-9, 1e9], 3)]
+)
+def test_log_ticks_are_whole_numbers(values: list[float], step: object) -> None:
+    """Plotly writes the ticks between decades as one digit unless a format is given: "2" for 0.02, 20 and 2000."""
+    found = axis("Peak", values, log=True)
+    assert found["tickformat"] == ",~r"
+    assert found.get("dtick") == step
 
 
 def test_nothing_to_draw_is_an_empty_figure() -> None:

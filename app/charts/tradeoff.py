@@ -110,9 +110,7 @@ def _plane(points: Sequence[Point], x: Dimension, y: Dimension, log_y: bool) -> 
     return Plane(x, y, axis_scale(x, xs), y_scale, floor=lowest / 1.5 if log_y else 0)
 
 
-def _axis(
-    dimension: Dimension, scale: Scale, values: Sequence[float], log: bool, zero: bool = False
-) -> dict[str, Any]:
+def _axis(dimension: Dimension, scale: Scale, values: Sequence[float], log: bool, zero: bool = False) -> dict[str, Any]:
     title = f"{dimension.label} ({scale.unit})" if scale.unit else dimension.label
     return axis(title, values, log=log, zero=zero, whole=dimension.kind == "count")
 

@@ -135,9 +135,7 @@ def _matches(point: Point, filters: Mapping[str, Sequence[str]]) -> bool:
 
 def _varying(points: Sequence[Point]) -> list[str]:
     """The spec fields on which these runs differ: what their labels have to say."""
-    told = ("model", "checkpointing", "attention")
-    keys = [key for key in form_fields() if len({_value(point, key) for point in points}) > 1]
-    return keys[:5] or list(told)
+    return [key for key in form_fields() if len({_value(point, key) for point in points}) > 1]
 
 
 def _selects(points: Sequence[Point], view: View) -> list[tuple[str, str, list[Option], str]]:

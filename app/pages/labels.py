@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
@@ -20,44 +22,71 @@ _QUANTITIES: dict[str, Callable[[float], str]] = {
 }
 """A fact's quantity by the end of its name."""
 
-UNITS = {"micro_batch": "batch {}", "seq": "seq {}"}
+MAIN = ("model", "checkpointing", "attention", "micro_batch", "seq")
+"""What a label says of every run; any other field is said where it is not the default."""
+FEW = 5  # fields that a label says whatever their values are
+
+WORDS = {
+    **dict.fromkeys(("checkpointing", "attention", "precision", "optimizer", "gpu", "sharding"), "{}"),
+    "micro_batch": "batch {}",
+    "grad_accumulation": "accumulate {}",
+    **{f"offload_{what}": f"{what} on {{}}" for what in ("optimizer", "parameters", "activations")},
+    "offload_overlap": "overlap {}",
+    "world_size": "ranks {}",
+    "device": "on {}",
+    "memory_limit_gib": "limit {} GiB",
+}
+"""How a label says a field; by its name, unless it stands here. No two fields can be taken for one another."""
 
 
 def model_name(model: str | Mapping[str, Any]) -> str:
-    """A preset's own name, or what a config object calls itself."""
+    """A preset's own name, or what a config object calls itself, with a mark that no other config shares."""
     if isinstance(model, str):
         return model
     architectures = model.get("architectures") or [model.get("model_type", "config.json")]
-    return str(architectures[0] if isinstance(architectures, list) else architectures)[:60]
+    name = str(architectures[0] if isinstance(architectures, list) else architectures)[:60]
+    return f"{name} #{hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()[:6]}"
 
 
 def run_label(spec: Spec, vary: Iterable[str] = ()) -> str:
-    """What tells this run from the others: the fields that vary, or the main ones."""
-    keys = list(vary) or ["model", "checkpointing", "attention", "micro_batch", "seq"]
-    return " · ".join(_word(key, spec) for key in keys)
+    """What tells this run from every other. `vary`: the fields on which the runs beside it differ, where that is known;
+    of many, those beyond the main ones are said where they are not the default."""
+    keys = list(vary)
+    if not keys or len(keys) > FEW:
+        keys = [key for key in keys or form_fields() if key in MAIN or _changed(key, spec)]
+    first = [key for key in MAIN if key in keys]
+    return " · ".join(_word(key, spec) for key in [*first, *(key for key in keys if key not in MAIN)])
+
+
+def _value(key: str, spec: Spec) -> Any:
+    return spec.get(key, form_fields()[key].default)
+
+
+def _changed(key: str, spec: Spec) -> bool:
+    return bool(_value(key, spec) != form_fields()[key].default)
 
 
 def _word(key: str, spec: Spec) -> str:
-    value = spec.get(key, form_fields()[key].default)
+    value = _value(key, spec)
     if key == "model":
         return model_name(value)
-    named = key in ("checkpointing", "attention", "precision", "optimizer", "gpu")
-    return spell(value) if named else UNITS.get(key, f"{key} {{}}").format(spell(value))
+    named = f"{key.replace('_', ' ')} {{}}"
+    unsaid = value in (None, "none") and key not in MAIN  # "none" alone would not say of what
+    return (named if unsaid else WORDS.get(key, named)).format(spell(value))
 
 
 def job_summary(spec: Spec, vary: Mapping[str, Any]) -> str:
-    """`gpt-tiny, batch 4, seq 512: 3 checkpointing × 2 attention`."""
-    fixed = [_word(key, spec) for key in ("model", "micro_batch", "seq") if key not in vary]
+    """`gpt-tiny, batch 4, seq 512, fp32: 3 checkpointing × 2 attention`."""
+    told = ("model", "micro_batch", "seq")
+    fixed = [_word(key, spec) for key in told if key not in vary]
+    fixed += [_word(key, spec) for key in form_fields() if key not in (*told, *vary) and _changed(key, spec)]
     grid = " × ".join(f"{len(values)} {key}" for key, values in vary.items())
     return ", ".join(fixed) + (f": {grid}" if grid else "")
 
 
 def differs(spec: Spec) -> dict[str, str]:
     """The fields that are not the default, as text."""
-    fields = form_fields().items()
-    found = {
-        key: spec.get(key, field.default) for key, field in fields if spec.get(key, field.default) != field.default
-    }
+    found = {key: _value(key, spec) for key in form_fields() if _changed(key, spec)}
     return {key: model_name(value) if key == "model" else spell(value) for key, value in found.items()}
 
 

@@ -247,7 +247,7 @@ def compare(request: Request, ids: Annotated[list[str] | None, Query(max_length=
         "runs": [
             {
                 "id": run["id"],
-                "label": run_label(run["spec"], vary[:4]),
+                "label": run_label(run["spec"], vary),
                 "method": run["method"],
                 "peak": PEAK.of(run),
                 "segments": segments(run["memory"]["at_peak"], full),

@@ -90,9 +90,7 @@ def test_an_axis_of_counts_spans_whole_numbers() -> None:
     assert "range" not in axis("Micro-batch", [1, 8], whole=True)
 
 
-@pytest.mark.parametrize(
-    ("values", "step"), [([0.02, 2000], 1), ([0.02, 2], "D2"), ([20, 60], None), ([1e-9, 1e9], 3)]
-)
+@pytest.mark.parametrize(("values", "step"), [([0.02, 2000], 1), ([0.02, 2], "D2"), ([20, 60], None), ([1e-9, 1e9], 3)])
 def test_log_ticks_are_whole_numbers(values: list[float], step: object) -> None:
     """Plotly writes the ticks between decades as one digit unless a format is given: "2" for 0.02, 20 and 2000."""
     found = axis("Peak", values, log=True)

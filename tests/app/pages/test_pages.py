@@ -13,8 +13,10 @@ from starlette.testclient import TestClient
 from app.db import runs
 from app.db.session import Database
 from app.main import create_app
-from app.pages.form import EXAMPLE
+from app.pages.form import EXAMPLE, form_fields
+from app.pages.labels import job_summary, run_label
 from app.settings import Settings
+from engine.spec import RunSpec
 
 HTML = {"Accept": "text/html"}
 STATES = {
@@ -74,6 +76,31 @@ def test_every_page_of_every_state(client: TestClient, database: Database, state
         for run_id in ids:
             read(client, f"/runs/{run_id}")
         read(client, "/compare?" + "&".join(f"ids={run_id}" for run_id in ids[:6]), 200 if len(ids) > 1 else 422)
+
+
+ANOTHER = {
+    "model": {"model_type": "llama"}, "mode": "inference", "checkpointing": "sqrt", "precision": "fp32",
+    "attention": "standard", "optimizer": "sgd", "loss": "fused", "sharding": "zero-3", "device": "cpu",
+    "gpu": "t4", "max_grad_norm": 1.0, "memory_limit_gib": 0.5, "dropout": 0.1, "compile": True,
+    "offload_overlap": False, "offload_optimizer": "cpu", "offload_parameters": "cpu", "offload_activations": "cpu",
+}  # fmt: skip
+
+
+def test_different_specifications_never_share_a_label() -> None:
+    """Each differs from the default in one field, whichever it is; a wider list of differences tells them apart too."""
+    default = RunSpec().model_dump()
+    specs = [default, *(default | {key: ANOTHER.get(key, 3)} for key in form_fields())]
+    specs.append(default | {"model": {"model_type": "llama", "hidden_size": 64}})
+    for vary in ([], list(form_fields())):
+        labels = [run_label(spec, vary) for spec in specs]
+        assert len(set(labels)) == len(specs)
+    assert run_label(default) == "gpt-tiny · none · flash · batch 1 · seq 512"
+    serial = default | {"offload_optimizer": "cpu", "offload_overlap": False}
+    assert run_label(serial) == run_label(default) + " · optimizer on cpu · overlap false"
+    assert run_label(serial, ["offload_optimizer", "offload_overlap"]) == "optimizer on cpu · overlap false"
+    assert run_label(default, ["offload_optimizer"]) == "offload optimizer none"
+    summaries = [job_summary(spec, {"seq": [1, 2]}) for spec in specs if spec["seq"] == default["seq"]]
+    assert len(set(summaries)) == len(summaries)
 
 
 def test_first_run_offers_the_example_and_it_works(client: TestClient) -> None:

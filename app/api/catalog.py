@@ -13,12 +13,17 @@ from engine.catalog import gpus
 from engine.errors import SpecError
 from engine.spec import RunSpec
 
+DEFAULT_SEQ: int = RunSpec.model_fields["seq"].default
+
 router = APIRouter(tags=["catalog"])
 
 
 @router.get("/models")
 def models() -> list[dict[str, Any]]:
-    """Every model by name, with its shapes and exact parameter count."""
+    """Every model by name, with its shapes and exact parameter count at the default `seq`.
+
+    The learned position table of gpt-tiny is as long as `seq`: `hidden` parameters a token.
+    """
     return _models()
 
 
@@ -33,7 +38,8 @@ def _model(name: str) -> dict[str, Any] | None:
     except SpecError:
         return None  # an encoder's config: in the catalog as a fact, not a model that can be chosen
     keys = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "style", "max_positions")
-    return {"name": name, "parameters": shapes.parameters} | {key: getattr(shapes, key) for key in keys}
+    parameters = shapes.for_sequence(DEFAULT_SEQ).parameters
+    return {"name": name, "parameters": parameters} | {key: getattr(shapes, key) for key in keys}
 
 
 @router.get("/gpus")

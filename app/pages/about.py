@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from app.api.catalog import DEFAULT_SEQ
 from app.db import runs
 from app.pages.access import database, prefix
 from app.pages.labels import facts, usable_models
@@ -56,7 +57,8 @@ def _version(name: str) -> str:
 
 @cache
 def _architectures() -> list[Architecture]:
-    return [resolve_model(name) for name in usable_models()]
+    """Every model at the default sequence: a learned position table that grows has grown to it."""
+    return [resolve_model(name).for_sequence(DEFAULT_SEQ) for name in usable_models()]
 
 
 @cache

@@ -12,7 +12,7 @@ from starlette.datastructures import QueryParams
 
 from app.charts.bars import Segment, full_width, segments
 from app.pages.form import COMMON_POLICIES, Draft, draft, field_errors, form_fields, parse, query_of
-from engine.catalog import Gpu, gpu
+from engine.catalog import Gpu, gpu, model_configs
 from engine.closed_form import predict
 from engine.closed_form.fits import usable_bytes
 from engine.errors import SpecError
@@ -69,6 +69,12 @@ class Answer:
     limit_at: float | None
 
     @property
+    def missing(self) -> str | None:
+        """Why no row has a prediction, where all have the same reason."""
+        reasons = {row.missing for row in self.rows}
+        return reasons.pop() if len(reasons) == 1 else None
+
+    @property
     def chosen(self) -> Row | None:
         """The first row that fits (rows recompute more and more), or the lightest."""
         known = [row for row in self.rows if row.peak_bytes is not None]
@@ -78,8 +84,7 @@ class Answer:
 def read_calculator(query: QueryParams) -> Draft:
     """The query over the defaults, one value a field: of several the first counts, and a list is refused."""
     typed = {key: values[:1] for key, values in parse(query).values.items() if key in form_fields()}
-    if "gpu" in query and "gpu" not in typed:
-        typed["gpu"] = []  # left blank on purpose
+    typed = {key: [""] for key in DEFAULTS if key in query} | typed  # left blank on purpose: what its field then says
     asked = draft({**DEFAULTS, **typed})
     if not asked.errors and len(asked.runs) != 1:
         several = next(iter(asked.payload["vary"]), "model")
@@ -120,6 +125,16 @@ def answer(asked: Draft) -> Answer | None:
         limit_bytes=limit,
         limit_at=round(100 * limit / full, 3) if limit else None,
     )
+
+
+def class_query(spec: RunSpec) -> dict[str, Any]:
+    """The query of /jobs/new that simulates the transformers class of a catalog's config; empty where there is none:
+    for shapes that no config holds, and for inference, which runs in Remat's own decoder alone."""
+    if spec.architecture.made_up or spec.mode != "train":
+        return {}
+    # By its name, a model that Remat's decoder has would run in that; by its config, its own class runs.
+    model = spec.model if spec.runs_transformers else model_configs()[str(spec.model)]
+    return query_of({**spec.model_dump(), "model": model}, {"checkpointing": ["none", "per-layer"]}, method="simulated")
 
 
 def _policies(base: RunSpec) -> Iterator[str]:

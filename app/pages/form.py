@@ -106,6 +106,8 @@ def parse(source: FormData | QueryParams, *, example: bool = False) -> Draft:
     for key, value in source.multi_items():
         if isinstance(value, str) and value.strip():
             values.setdefault(key, []).append(value.strip())
+    if "model" in source and "model" not in values:
+        values["model"] = [""]  # cleared, which is not the same as never asked for
     if example and not any(key in form_fields() or key == "model_config" for key in values):
         values = {**EXAMPLE, **values}
     return draft(values)
@@ -117,6 +119,8 @@ def draft(values: dict[str, list[str]]) -> Draft:
     read = {key: _read(spec_field, values.get(key, [])) for key, spec_field in form_fields().items()}
     if values.get("model_config"):
         read["model"] = _config(values["model_config"][0], made.errors)
+    elif "model" in values and not read["model"]:
+        made.errors["model"] = "name a model: a preset, gpt:L,d,a[,V] or llama:L,d,a,kv,f[,V]"
     spec = {key: found[0] for key, found in read.items() if len(found) == 1 and found[0] != form_fields()[key].default}
     spec = {"model": read["model"][0] if read["model"] else form_fields()["model"].default} | spec
     vary = {key: found for key, found in read.items() if len(found) > 1}

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from app.db import runs
 from app.jobs import queue
 from app.pages.access import database, prefix
-from app.pages.calculator import DEFAULTS, MORE_FIELDS, Answer, answer, read_calculator
+from app.pages.calculator import DEFAULTS, MORE_FIELDS, Answer, answer, class_query, read_calculator
 from app.pages.form import EXAMPLE, Draft, form_fields, query_of
 from app.pages.jobs import job_view
 from app.pages.labels import usable_models
@@ -37,6 +37,7 @@ def home(request: Request) -> Response:
     asked, worked = _calculate(request)
     base = asked.runs[0] if asked.runs else None
     policies = [row.name for row in worked.rows if row.result] if worked else []
+    predicted = worked is not None and worked.missing is None
     verify = query_of(base.model_dump(), {"checkpointing": policies}) if base else {}
     usual = {key: DEFAULTS.get(key, [spec_field.shown_default]) for key, spec_field in form_fields().items()}
     query = {key: values for key, values in asked.values.items() if values != usual[key]}
@@ -44,18 +45,20 @@ def home(request: Request) -> Response:
         "here": "/",
         "fields": form_fields(),
         "more_fields": MORE_FIELDS,
+        "shown_fields": (*DEFAULTS, *MORE_FIELDS),
         "more_open": any(key in query for key in MORE_FIELDS),
         "hints": HINTS,
         "draft": asked,
         "answer": worked,
         "warnings": _warnings(worked),
         "verify_all": verify,
+        "class_query": class_query(base) if base else {},
         "models": usable_models(),
         "gpus": list(gpus()),
         "curve": _latest_curve(request),
         "example": EXAMPLE,
         "idempotency_key": uuid4().hex,
-        "plan_url": prefix(request) + address("/plan", query) if base and base.gpu else None,
+        "plan_url": prefix(request) + address("/plan", query) if predicted and base and base.gpu else None,
         "machine_form": prefix(request) + address("/calculator.json", query),
     }
     made = page(request, "home.html", context, block="answer", status=422 if asked.errors else 200)

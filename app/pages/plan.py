@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from app.pages.access import prefix
-from app.pages.calculator import read_calculator
+from app.pages.calculator import class_query, read_calculator
 from app.pages.form import query_of
 from app.pages.labels import differs
 from app.pages.render import address, page
@@ -53,6 +53,7 @@ def show_plan(request: Request) -> Response:
     context = {
         "here": "/",
         "problem": problem,
+        "class_query": class_query(base) if problem and base else {},
         "plan": found,
         "ladder": _rungs(found.ladder) if found else [],
         "best": _rungs([found.recommended])[0] if found and found.recommended else None,

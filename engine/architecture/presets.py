@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
@@ -81,10 +82,12 @@ def _preset(name: str) -> Architecture:
         return from_config(model_configs()[name], name)
     if name.startswith(("gpt:", "llama:")):
         return _made_up(name)
+    near = get_close_matches(name[:80].lower(), presets())
+    hint = f": did you mean {', '.join(near)}?" if near else "."
     raise SpecError(
         "model",
-        f"unknown model {name[:80]!r}; a preset ({', '.join(presets())}), gpt:L,d,a[,V], llama:L,d,a,kv,f[,V], "
-        "or a Hugging Face config.json",
+        f"unknown model {name[:80]!r}{hint} Accepted are gpt:L,d,a[,V], llama:L,d,a,kv,f[,V], a Hugging Face "
+        f"config.json and the presets {', '.join(presets())}",
     )
 
 

@@ -105,6 +105,7 @@ def explore(request: Request) -> Response:
         "caption": shown.caption
         + (f" The newest {DRAWN} of {len(found)} runs are drawn." if len(found) > DRAWN else ""),
         "knee": shown.knee,
+        "missing": shown.missing,
         "query": view.query,
         "machine_form": prefix(request) + address("/explore.json", view.query),
     }

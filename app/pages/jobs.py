@@ -211,9 +211,7 @@ def show_job(request: Request, job_id: str) -> Response:
         results = runs.of_job(session, job_id)
         lines = [line["message"] for line in log.tail(session, job_id, LOG_LINES)]
     vary = list(job.vary)
-    shown = (
-        curve(results, vary=vary, prefix=prefix(request)) if any(r["outcome"] != "failed" for r in results) else None
-    )
+    shown = curve(results, vary=vary, prefix=prefix(request)) if results else None
     payload = {"spec": job.spec, "vary": job.vary, "method": job.method}
     left = job.runs_total - job.runs_done
     context = {
@@ -229,7 +227,7 @@ def show_job(request: Request, job_id: str) -> Response:
         "log_url": prefix(request) + f"/api/v1/jobs/{job_id}/log",
         "events_url": prefix(request) + f"/api/v1/jobs/{job_id}/events",
         "specification": _specification(job),
-        "environment": facts(results[-1]["environment"]) if results else [],
+        "environment": facts(*(result["environment"] for result in results)),
         "duplicate": query_of(job.spec, job.vary, method="" if job.method == "measured" else job.method),
         "commands": _commands(request, payload),
         "machine_form": prefix(request) + f"/jobs/{job_id}.json",

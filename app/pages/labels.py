@@ -99,9 +99,16 @@ def full_spec(spec: Spec) -> list[tuple[str, str, bool]]:
     return rows
 
 
-def facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """An environment as (fact, text); what was not found is left out."""
-    return [_fact(key, value) for key, value in environment.items() if value is not None]
+def facts(*environments: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """One or several environments as (fact, text), a fact on which they differ with each of its texts; what was not
+    found is left out."""
+    found: dict[str, list[str]] = {}
+    for environment in environments:
+        for key, value in environment.items():
+            name, text = _fact(key, value)
+            if value is not None and text not in found.setdefault(name, []):
+                found[name].append(text)
+    return [(name, ", ".join(texts)) for name, texts in found.items() if texts]
 
 
 def _fact(key: str, value: Any) -> tuple[str, str]:

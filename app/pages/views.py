@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -84,6 +84,8 @@ class Curve:
     caption: str
     frontier: list[str]
     knee: str | None
+    missing: str | None
+    """Why there is nothing to draw, instead of the figure; None where there is."""
 
 
 def curve(
@@ -108,7 +110,37 @@ def curve(
             points.append(Point(predicted, href, label, differs(result["spec"]), of=result))
     front, best = _front(results, x, y)
     made = tradeoff_figure(points, x, y, frontier=front, knee=best, colour=colour, log_x=log_x, log_y=log_y)
-    return Curve(made, f"{y.label} against {x.label.lower()}, {len(results)} runs", _caption(points, y), front, best)
+    return Curve(
+        figure=made,
+        label=f"{y.label} against {x.label.lower()}, {len(results)} runs",
+        caption=_caption(points, y),
+        frontier=front,
+        knee=best,
+        missing=_missing(points, x, y, {result["outcome"] for result in results}),
+    )
+
+
+_ENDS = {
+    frozenset({"oom"}): ": all ran out of memory",
+    frozenset({"failed"}): ": all failed",
+    frozenset({"oom", "failed"}): ": all failed or ran out of memory",
+}
+
+
+def _missing(points: Sequence[Point], x: Dimension, y: Dimension, outcomes: Set[str]) -> str | None:
+    """What keeps every one of these runs off the chart. A run out of memory alone makes no chart: it has no speed."""
+    alive = [point for point in points if point.result["outcome"] == "ok"]
+    for dimension, at in ((y, Point.y), (x, Point.x)):
+        if all(at(point, dimension) is None for point in alive):
+            return f"None of these runs has {_in_a_sentence(dimension)}{_ENDS.get(frozenset(outcomes), '')}."
+    if all(point.x(x) is None or point.y(y) is None for point in alive):
+        return f"None of these runs has both {_in_a_sentence(x)} and {_in_a_sentence(y)}."
+    return None
+
+
+def _in_a_sentence(dimension: Dimension) -> str:
+    label = dimension.label
+    return label if label[:2].isupper() else label[0].lower() + label[1:]
 
 
 def _front(results: Sequence[Result], x: Dimension, y: Dimension) -> tuple[list[str], str | None]:

@@ -14,7 +14,7 @@ from app.db import runs
 from app.db.session import Database
 from app.main import create_app
 from app.pages.form import EXAMPLE, form_fields
-from app.pages.labels import job_summary, run_label
+from app.pages.labels import facts, job_summary, run_label
 from app.settings import Settings
 from engine.spec import RunSpec
 
@@ -101,6 +101,37 @@ def test_different_specifications_never_share_a_label() -> None:
     assert run_label(default, ["offload_optimizer"]) == "offload optimizer none"
     summaries = [job_summary(spec, {"seq": [1, 2]}) for spec in specs if spec["seq"] == default["seq"]]
     assert len(set(summaries)) == len(summaries)
+
+
+NOTHING_TO_DRAW = {
+    "all out of memory": (("oom",) * 6, "", "None of these runs has tokens per second: all ran out of memory."),
+    "only failed": (("failed",) * 6, "", "None of these runs has tokens per second: all failed."),
+    "never known": (("ok",) * 6, "&y=timing.mfu", "None of these runs has model FLOPs utilisation."),
+    "not on the x axis": (("ok", "oom"), "&x=memory.device_reserved_bytes", "None of these runs has reserved memory."),
+}
+
+
+@pytest.mark.parametrize(("outcomes", "axes", "why"), NOTHING_TO_DRAW.values(), ids=NOTHING_TO_DRAW.keys())
+def test_a_chart_without_a_point_says_why(
+    client: TestClient, store: Callable[..., str], outcomes: tuple[str, ...], axes: str, why: str
+) -> None:
+    job = store(outcomes, status="failed")
+    for path in (f"/explore?job_id={job}{axes}", *([] if axes else [f"/jobs/{job}"])):
+        page = read(client, path)
+        assert why in page
+        assert "data-figure" not in page
+        assert "★" not in page
+    assert "data-figure" in read(client, f"/jobs/{store(('ok', 'oom'))}")
+
+
+def test_the_star_is_explained_where_it_is_shown(client: TestClient, store: Callable[..., str]) -> None:
+    assert "★" not in read(client, f"/jobs/{store(('ok', 'oom'))}")
+
+
+def test_facts_on_which_a_jobs_runs_differ_are_all_told() -> None:
+    runs = [{"torch": "2.13", "attention_kernel": kernel, "disk": None} for kernel in ("standard", "flash", "flash")]
+    assert facts(*runs) == [("torch", "2.13"), ("attention kernel", "standard, flash")]
+    assert facts() == []
 
 
 def test_first_run_offers_the_example_and_it_works(client: TestClient) -> None:

@@ -135,7 +135,7 @@ def _synchronize(device: torch.device) -> None:
 def _time_steps(training: Training, progress: Progress) -> tuple[Timing, list[float]]:
     """Median, p20 and p80 of the timed steps, and the phases' medians."""
     spec, device = training.spec, training.device
-    phases: dict[str, list[float]] = defaultdict(list)
+    phases: dict[str, list[float]] = defaultdict(lambda: [0.0] * spec.steps)
 
     def exposed() -> float:
         return training.offload.ledger.exposed() if training.offload else 0.0
@@ -146,10 +146,10 @@ def _time_steps(training: Training, progress: Progress) -> tuple[Timing, list[fl
         yield
         _synchronize(device)
         waited = exposed() - exposed_before
-        phases[name].append(time.perf_counter() - start - waited)
-        phases["exposed_transfer"].append(waited)
+        phases[name][index] += time.perf_counter() - start - waited
+        phases["exposed_transfer"][index] += waited
 
-    seconds, losses = [], []
+    seconds, losses, index = list[float](), list[float](), 0
     for index in range(spec.steps):
         progress("timing", index + 1, spec.steps)
         _synchronize(device)
@@ -159,7 +159,7 @@ def _time_steps(training: Training, progress: Progress) -> tuple[Timing, list[fl
         seconds.append(time.perf_counter() - start)
         losses.append(float(loss))
     median = statistics.median(seconds)
-    totals = {name: statistics.median(values) * len(values) / spec.steps for name, values in phases.items()}
+    totals = {name: statistics.median(values) for name, values in phases.items()}
     p20, p80 = _quantile(seconds, 0.2), _quantile(seconds, 0.8)
     timing = Timing(
         step_seconds=median,
@@ -220,6 +220,7 @@ def _memory_cap(limit_gib: float | None, device: torch.device) -> Iterator[None]
         yield
         return
     _return_freed_memory()
+    _start_threads()
     held = _data_bytes()
     before = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (held + limit_bytes, before[1]))
@@ -238,6 +239,13 @@ def _return_freed_memory() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, 64 * KIB)
         mallopt(M_ARENA_MAX, 1)
+
+
+def _start_threads() -> None:
+    """Threads of the CPU kernels and of the profiler take their stacks (8 MiB each) before the cap, not out of it."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True):
+        x = torch.ones(2**20, requires_grad=True)
+        (x * x).sum().backward()
 
 
 def _data_bytes() -> int:

@@ -157,7 +157,8 @@ def transfer_seconds(spec: RunSpec, card: Rates, forward: float, backward: float
     """Seconds of a step that wait for a link: what is longer than the compute beside it, or all of it without overlap.
 
     Each link (device to host, host to device, CPU memory, NVMe, between ranks) works beside the others; with overlap
-    a phase waits only for its slowest one. Nothing is computed beside what has to come after backward.
+    a phase waits only for its slowest one. Nothing is computed beside what has to come after backward: an update that
+    waits for clipping, or that of the gradients which come last.
     """
     waits: defaultdict[str, float] = defaultdict(float)
     for phase, link, seconds in transfers(spec, card, hosted_bytes):
@@ -167,30 +168,51 @@ def transfer_seconds(spec: RunSpec, card: Rates, forward: float, backward: float
     exposed = 0.0
     for phase, compute in (("forward", forward), ("backward", backward), ("optimizer", 0.0)):
         slowest = max((s for key, s in waits.items() if key.startswith(phase)), default=0.0)
-        exposed += max(0.0, slowest - compute)
+        behind = _last_update_seconds(spec, card) if phase == _update_phase(spec) == "backward" else 0.0
+        exposed += max(behind, slowest - compute)
     return exposed
+
+
+def _update_phase(spec: RunSpec) -> str:
+    """Clipping waits for the last gradient."""
+    return "backward" if spec.max_grad_norm is None else "optimizer"
+
+
+def _last_update_seconds(spec: RunSpec, card: Rates) -> float:
+    """The embedding's, the head's and the first block's gradients come last: down, update and up are still to do."""
+    elements = parameter_elements(spec.architecture)
+    early = block_bytes(spec.architecture, "int8") * (spec.architecture.layers - 1)
+    return (1 - early / elements) * sum(seconds for _, seconds in _update_transfers(spec, card))
+
+
+def _update_transfers(spec: RunSpec, card: Rates) -> Iterable[tuple[str, float]]:
+    """(link, seconds) of the update of offloaded states, all of it."""
+    arch, recipe, ranks = spec.architecture, RECIPES[spec.precision], spec.world_size
+    if spec.offload_optimizer == "none":
+        return
+    elements, place = parameter_elements(arch), residency(spec)
+    weights = elements * DTYPE_BYTES[recipe.weight]
+    host_rate = min(HOST_BYTES_PER_SECOND, NODE_HOST_BYTES_PER_SECOND / min(ranks, NODE_GPUS))
+    clipping = CLIPPING_PASSES * weights if spec.max_grad_norm is not None else 0
+    shard, own = ranks if spec.sharding == "zero-3" else 1, ranks if spec.sharding != "none" else 1
+    yield "cpu", (HOST_ADAM_BYTES * elements + clipping) / own / host_rate
+    if spec.offload_parameters == "none":
+        yield "up", weights / shard / card.host_link
+    if spec.offload_optimizer == "nvme":
+        yield "nvme-read", place.nvme / NVME_READ_BYTES_PER_SECOND
+        yield "nvme-write", place.nvme_written / NVME_WRITE_BYTES_PER_SECOND
 
 
 def transfers(spec: RunSpec, card: Rates, hosted_bytes: int) -> Iterable[tuple[str, str, float]]:
     """(phase beside which it runs, link, seconds) of everything that moves in one optimizer step."""
     arch, recipe, ranks = spec.architecture, RECIPES[spec.precision], spec.world_size
     micro = spec.grad_accumulation
-    elements = parameter_elements(arch)
-    weights = elements * DTYPE_BYTES[recipe.weight]
-    place = residency(spec)
+    weights = parameter_elements(arch) * DTYPE_BYTES[recipe.weight]
     shard = ranks if spec.sharding == "zero-3" else 1
-    host_rate = min(HOST_BYTES_PER_SECOND, NODE_HOST_BYTES_PER_SECOND / min(ranks, NODE_GPUS))
-    clipped = spec.max_grad_norm is not None
-    update = "optimizer" if clipped else "backward"  # clipping waits for the last gradient
     if spec.offload_optimizer != "none":
-        own = ranks if spec.sharding != "none" else 1
         yield "backward", "down", weights / shard / card.host_link * micro
-        yield update, "cpu", (HOST_ADAM_BYTES * elements + CLIPPING_PASSES * weights * clipped) / own / host_rate
-        if spec.offload_parameters == "none":
-            yield update, "up", weights / shard / card.host_link
-    if spec.offload_optimizer == "nvme":
-        yield update, "nvme-read", place.nvme / NVME_READ_BYTES_PER_SECOND
-        yield update, "nvme-write", place.nvme_written / NVME_WRITE_BYTES_PER_SECOND
+    for link, seconds in _update_transfers(spec, card):
+        yield _update_phase(spec), link, seconds
     if spec.offload_parameters != "none":
         blocks = block_bytes(arch, recipe.weight) * arch.layers / shard
         for phase in ("forward", "backward"):

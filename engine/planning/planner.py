@@ -26,6 +26,9 @@ LEAN = "selective:norms+attention-core+mlp-in+mlp-activation"
 CHECKPOINTING = ("none", "selective", LEAN, "per-layer", "sqrt")
 """From most memory to least, of the ones worth trying on any model."""
 
+LOSS_CHUNKS = 8
+"""Logits in this many parts cost no time (the fused loss makes none of them twice) and an eighth of the memory."""
+
 NEUTRAL: dict[str, Any] = {
     "checkpointing": "none", "offload_optimizer": "none", "offload_parameters": "none", "offload_activations": "none",
     "sharding": "none",
@@ -110,19 +113,27 @@ def _search(spec: RunSpec, there: Limits, nvme: bool) -> Iterator[Candidate]:
     attention = "flash" if spec.attention == "standard" else spec.attention
     largest = spec.micro_batch * spec.grad_accumulation
     roomy: set[tuple[str, str]] = set()
-    for sharding, offload, policy in product(shardings, _offloads(nvme), CHECKPOINTING):
+    for sharding, offload, chunks, policy in product(shardings, _offloads(nvme), _loss_chunks(spec), CHECKPOINTING):
         if (sharding == "zero-2" and offload.get("offload_parameters")) or (sharding, policy) in roomy:
             continue
         changes = NEUTRAL | {"sharding": sharding, "checkpointing": policy, "attention": attention} | offload
-        candidate = at_best_micro_batch(varied(spec, **changes), there)
+        candidate = at_best_micro_batch(varied(spec, **changes, loss_chunks=chunks), there)
         if candidate.fits and candidate.spec.micro_batch == largest and not offload:
-            roomy.add((sharding, policy))  # offloading could only slow it down
+            roomy.add((sharding, policy))  # nothing is left that lower tiers or chunks could buy
         yield candidate
 
 
-def _rungs(spec: RunSpec, nvme: bool) -> Iterator[tuple[str, dict[str, str]]]:
-    """The course's decision framework, row 15 of the notes, step by step."""
+def _loss_chunks(spec: RunSpec) -> tuple[int, ...]:
+    """What is asked for, and for a whole fused loss its parts too."""
+    return (1, LOSS_CHUNKS) if spec.fused_loss and spec.loss_chunks == 1 else (spec.loss_chunks,)
+
+
+def _rungs(spec: RunSpec, nvme: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The course's decision framework, row 15 of the notes, step by step; the loss in chunks, which costs nothing,
+    comes before it."""
     yield "keep everything", {}
+    for chunks in _loss_chunks(spec)[1:]:
+        yield f"keep everything, the loss in {chunks} chunks", {"loss_chunks": chunks}
     yield "selective recomputation", {"checkpointing": "selective"}
     yield "recompute every layer", {"checkpointing": "per-layer"}
     yield "and the optimizer on the CPU", {"checkpointing": "per-layer", "offload_optimizer": "cpu"}

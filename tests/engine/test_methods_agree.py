@@ -60,3 +60,15 @@ def test_gradient_accumulation_keeps_gradients_through_the_next_forward() -> Non
         measured, simulated = measure(spec)[0].memory, simulate(spec)[0].memory
         assert measured.device_peak_bytes is not None
         assert simulated.device_peak_bytes == pytest.approx(measured.device_peak_bytes, rel=0.005)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_phases_and_waiting_make_up_a_step(overlap: bool) -> None:
+    spec = RunSpec(
+        model="gpt:4,128,4", seq=64, micro_batch=2, grad_accumulation=2, steps=1, offload_optimizer="nvme",
+        offload_parameters="nvme", offload_overlap=overlap, device="cpu",
+    )  # fmt: skip
+    timing = measure(spec)[0].timing
+    assert timing.step_seconds is not None
+    phases = [seconds for seconds in timing.phases_seconds.model_dump().values() if seconds is not None]
+    assert sum(phases) == pytest.approx(timing.step_seconds, rel=0.1)

@@ -146,6 +146,18 @@ def test_out_of_memory_is_a_result_and_the_next_run_goes_on(runner: Runner) -> N
     assert small["result"]["outcome"] == "ok"
 
 
+def test_a_run_fits_under_a_cap_a_little_above_its_peak(runner: Runner) -> None:
+    """Stacks of threads do not count: a cap is for the run."""
+    runner.next("ready")
+    fields = {**TINY, "model": "gpt:2,512,4,4096"}
+    runner.ask("free", fields)
+    peak_gib = runner.next("result")["result"]["memory"]["device_peak_bytes"] / 2**30
+    runner.ask("capped", {**fields, "memory_limit_gib": peak_gib + 12 / 1024})
+    assert runner.next("result")["result"]["outcome"] == "ok"
+    runner.ask("short", {**fields, "memory_limit_gib": peak_gib - 4 / 1024})
+    assert runner.next("result")["result"]["outcome"] == "oom"
+
+
 @pytest.mark.parametrize(
     "request_line",
     [{"run": {}}, {"run": {"id": "x"}}, {"run": None}, {}, [], "text", {"run": {"id": "x", "spec": [], "method": 3}}],

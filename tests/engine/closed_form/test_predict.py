@@ -154,9 +154,10 @@ def test_transfers_cost_nothing_where_they_hide_and_all_where_they_do_not() -> N
     }
     hidden = predicted(**fields, seq=4096).timing.phases_seconds.exposed_transfer
     serial = predicted(**fields, seq=4096, offload_overlap=False).timing.phases_seconds.exposed_transfer
-    assert hidden == 0.0
     assert serial is not None
+    assert hidden is not None
     assert serial > 1.0
+    assert 0.0 < hidden < 0.1 * serial  # what is left: the update of the gradients that come last
 
 
 @settings(max_examples=20, deadline=None)
@@ -181,7 +182,8 @@ def test_waiting_grows_with_bytes_and_shrinks_with_bandwidth(
     assert 0.0 <= overlapped <= serial < math.inf
     assert serial > 0.0
     for overlap, now in ((False, serial), (True, overlapped)):
-        assert waits(layers, faster, overlap) <= now <= waits(layers + 1, 1.0, overlap)
+        deeper = waits(layers + 1, 1.0, overlap)
+        assert waits(layers, faster, overlap) <= now <= deeper * 1.001  # files are padded: their share is not exact
 
 
 def test_offloaded_activations_are_on_the_host_but_for_the_last_block() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from engine.errors import SpecError, UnsupportedError
 from engine.planning import judge, knee, largest_micro_batch, largest_seq, limits, pareto, plan
-from engine.planning.candidates import micro_batches
+from engine.planning.candidates import micro_batches, varied
 from engine.planning.course import reconciliations
 from engine.planning.export import export
 from engine.spec import RunSpec
@@ -41,6 +41,18 @@ def test_the_recommendation_fits_and_nothing_that_fits_is_faster() -> None:
     others = [candidate for candidate in [*answer.ladder, *answer.frontier] if candidate.fits]
     assert best.speed == max(candidate.speed for candidate in others)
     RunSpec.model_validate(best.spec.model_dump())
+
+
+def test_the_loss_in_chunks_comes_before_what_costs_time() -> None:
+    spec = RunSpec(model="llama-3.2-1b", micro_batch=8, seq=4096)
+    made = plan(spec, "a100-80gb-sxm")
+    whole, chunked = made.ladder[:2]
+    assert not whole.fits
+    assert (chunked.fits, chunked.spec.loss_chunks, chunked.spec.checkpointing) == (True, 8, "none")
+    assert made.recommended is not None
+    assert made.recommended.spec.offload_optimizer == "none"
+    assert made.recommended.speed >= chunked.speed
+    assert all(rung.spec.loss_chunks == 4 for rung in plan(varied(spec, loss_chunks=4), "a100-80gb-sxm").ladder)
 
 
 def test_the_ladder_says_why_each_rung_was_passed() -> None:

@@ -9,22 +9,24 @@ for run in client.wait(job["id"]):
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 from urllib.request import Request, urlopen
 
 from app.errors import Refused, Unreachable
 from engine.errors import SpecError
 
 Json = dict[str, Any]
+JOB_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class Client:
-    """One server. Every method raises Refused or Unreachable; SpecError for a `url` or a `key` that cannot be sent."""
+    """One server. Methods raise Refused or Unreachable; SpecError for a `url`, a `key` or an id that cannot be sent."""
 
     def __init__(self, url: str = "http://127.0.0.1:8000", token: str | None = None, timeout: float = 60.0) -> None:
         if not _is_web_address(url):
@@ -46,7 +48,7 @@ class Client:
         return self._json("POST", "/jobs", {"spec": spec, "vary": vary or {}, **more}, headers)
 
     def job(self, job_id: str) -> Json:
-        return self._json("GET", f"/jobs/{quote(job_id, safe='')}")
+        return self._json("GET", _job_path(job_id))
 
     def jobs(self, status: str | None = None, limit: int = 50) -> list[Json]:
         """Newest first."""
@@ -56,13 +58,13 @@ class Client:
 
     def log(self, job_id: str, after: int = 0) -> Json:
         """{"lines", "next_after"}"""
-        return self._json("GET", f"/jobs/{quote(job_id, safe='')}/log?after={after}")
+        return self._json("GET", f"{_job_path(job_id)}/log?after={after}")
 
     def cancel(self, job_id: str) -> Json:
-        return self._json("POST", f"/jobs/{quote(job_id, safe='')}/cancel")
+        return self._json("POST", f"{_job_path(job_id)}/cancel")
 
     def retry(self, job_id: str) -> Json:
-        return self._json("POST", f"/jobs/{quote(job_id, safe='')}/retry")
+        return self._json("POST", f"{_job_path(job_id)}/retry")
 
     def runs(self, **filters: Any) -> Iterator[Json]:
         """Every matching result, page by page."""
@@ -110,6 +112,15 @@ class Client:
             raise Refused(error.code, _object(error.read())) from None
         except (OSError, HTTPException) as error:  # URLError is an OSError
             raise Unreachable(f"{self.url} does not answer: {getattr(error, 'reason', error)}") from None
+
+
+def _job_path(job_id: str) -> str:
+    """Raises SpecError for what no job's id can be."""
+    if not JOB_ID.fullmatch(job_id):
+        raise SpecError(
+            "job_id", f"no job {job_id[:100]!r}: an id is 32 hexadecimal digits, as `remat jobs list` shows"
+        )
+    return f"/jobs/{job_id}"
 
 
 def _is_web_address(url: str) -> bool:

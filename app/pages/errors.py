@@ -70,12 +70,13 @@ def _wants_page(scope: Scope) -> bool:
 
 
 async def _send_page(scope: Scope, receive: Receive, send: Send, start: Message, problem: dict[str, Any]) -> None:
+    errors = problem.get("errors", [])
     context = {
         "here": "",
         "status": problem["status"],
         "title": problem["title"],
-        "detail": problem.get("detail", ""),
-        "errors": problem.get("errors", []),
+        "detail": problem.get("detail", "") if len(errors) < 2 else "",  # it is the first error, and how many more
+        "errors": errors if len(errors) > 1 else [],
     }
     made = page(Request(scope), "error.html", context, block="main", status=problem["status"])
     for name, value in Headers(raw=start["headers"]).items():

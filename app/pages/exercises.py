@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import Response
 
 from app.api import predictions
@@ -26,8 +26,6 @@ CONTROLS = ("answer", "key", "solution", "simulate")
 """Query keys that are not inputs: what the reader answered, to which question, whether the solution waits, and whether
 to simulate points for the chart."""
 
-Number = Annotated[int, Path(ge=1, le=len(EXERCISES))]
-
 templates().env.filters.update(mathml=mathml, show=show, show_both=show_both)
 
 
@@ -39,9 +37,12 @@ def index(request: Request) -> Response:
 
 
 @router.get("/exercises/{number}")
-def exercise_page(request: Request, number: Number, needs: Needs) -> Response:
+def exercise_page(request: Request, number: str, needs: Needs) -> Response:
     """One exercise with the inputs in the query string."""
-    exercise = EXERCISES[number]
+    exercise = next((each for each in EXERCISES.values() if str(each.number) == number), None)
+    if exercise is None:
+        names = ", ".join(f"{each.number} ({each.title})" for each in EXERCISES.values())
+        raise HTTPException(404, f"There is no such exercise; they are {names}.")
     query = dict(request.query_params)
     controls = {name: query.pop(name, "").strip() for name in CONTROLS}
     typed = _joined(exercise, request, query)
@@ -51,7 +52,7 @@ def exercise_page(request: Request, number: Number, needs: Needs) -> Response:
     tried = verdict is not None and verdict.verdict != "unreadable"
     context = {
         "here": "/exercises",
-        "machine_form": address(f"/api/v1/exercises/{number}", typed),
+        "machine_form": address(f"/api/v1/exercises/{exercise.number}", typed),
         "exercises": EXERCISES,
         "exercise": exercise,
         "typed": {each.name: typed.get(each.name, each.default) for each in exercise.inputs},

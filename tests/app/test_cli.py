@@ -271,6 +271,10 @@ def test_a_port_in_use_is_one_line_before_anything_starts(remat: Command) -> Non
         (("jobs", "list", "--url", "http://[::1"), "url"),
         (("jobs", "list", "--url", "http://127.0.0.1:port"), "url"),
         (("jobs", "submit", "--key", "a\nb"), "key"),
+        (("jobs", "show", "nosuch"), "no job 'nosuch': an id is 32 hexadecimal digits"),
+        (("jobs", "log", "../runs"), "no job"),
+        (("jobs", "cancel", "0" * 31), "no job"),
+        (("jobs", "retry", "nosuch"), "no job"),
     ],
     ids=" ".join,
 )

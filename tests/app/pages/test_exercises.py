@@ -1,6 +1,7 @@
 """The exercise pages, REST and command line; and each exercise worked through in a real browser."""
 
 import re
+from html import unescape
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -74,9 +75,13 @@ def test_simulated_points_stand_on_the_chart_or_say_why_not(client: TestClient) 
     assert "only a real block can be simulated" in refused.text
 
 
-@pytest.mark.parametrize("path", ["/exercises/0", "/exercises/6", "/exercises/one", "/api/v1/exercises/6"])
+@pytest.mark.parametrize("path", ["/exercises/0", "/exercises/6", "/exercises/one"])
 def test_there_is_no_other_exercise(client: TestClient, path: str) -> None:
-    assert client.get(path).status_code in (404, 422)
+    answer = client.get(path, headers={"Accept": "text/html"})
+    assert answer.status_code == 404
+    assert answer.text.count("There is no such exercise") == 1
+    assert all(f"{each.number} ({each.title})" in unescape(answer.text) for each in EXERCISES.values())
+    assert client.get(f"/api/v1{path}").status_code in (404, 422)
 
 
 def test_rest_has_inputs_answers_steps_and_notes(client: TestClient) -> None:

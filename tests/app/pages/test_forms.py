@@ -85,3 +85,10 @@ def test_the_catalog_counts_what_a_run_at_the_default_sequence_has(client: TestC
     run = client.post("/api/v1/predictions", json={"spec": {"model": "gpt-tiny"}}).json()
     assert counts["gpt-tiny"] == run["parameters"] == 5_387_776
     assert re.search(r'>gpt-tiny</th><td class="num">5.39 M<', read(client, "/about"))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"), [("/jobs?status=bad", "must be one of queued,"), (f"/jobs?before={'x' * 65}", "at most 64")]
+)
+def test_an_error_page_says_it_once(client: TestClient, path: str, message: str) -> None:
+    assert read(client, path, 422).count(message) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,12 +11,15 @@ import pytest
 import typer
 
 from app.cli import app
+from app.cli_exercise import flags as exercise_flags
 from app.main import create_app
 from app.settings import Settings
+from engine.exercises import EXERCISES
 from engine.validate.report import TITLES
 
 DOCS = Path(__file__).parents[2] / "docs"
 CLI = (DOCS / "cli.md").read_text()
+README = (DOCS.parent / "README.md").read_text()
 API = (DOCS / "api.md").read_text()
 
 
@@ -39,6 +43,18 @@ def test_every_flag(flag: str) -> None:
 @pytest.mark.parametrize("path", create_app(Settings(data_dir=Path("/nonexistent"))).openapi()["paths"])
 def test_every_route(path: str) -> None:
     assert f" {path}`" in API
+
+
+def test_what_the_readme_tells_to_run_can_be_run() -> None:
+    commands = [line for block in re.findall(r"```sh\n(.*?)```", README, re.S) for line in block.splitlines()]
+    assert "REMAT_PORT=" in README
+    assert all("REMAT_TOKEN=" in line for line in commands if "docker compose" in line)
+    files = [word for line in commands for word in line.split() if word.endswith(".json")]
+    assert files
+    assert all((DOCS.parent / name).is_file() for name in files)
+    number, *words = next(line for line in commands if "remat exercise" in line).split()[2:]
+    inputs = EXERCISES[int(number)].inputs
+    assert dict(exercise_flags(words)).items().isdisjoint({each.name: str(each.default) for each in inputs}.items())
 
 
 @pytest.mark.parametrize("section", TITLES)

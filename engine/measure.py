@@ -7,6 +7,7 @@ allocator's statistics and the categories from its history.
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
 import statistics
 import time
@@ -34,6 +35,9 @@ from engine.units import GIB, KIB, format_bytes
 Progress = Callable[[str, int, int], None]
 """(phase, step, steps)."""
 
+HOPELESS = 1.25
+"""A run on the CPU that needs this many times the machine's memory by closed form is not tried: it would only push
+everything else out before the kernel ends it."""
 NOISY_SPREAD = 0.10  # a p20-p80 spread above this share of the median earns a warning
 
 
@@ -48,9 +52,26 @@ def measure(spec: RunSpec, progress: Progress = silent) -> tuple[RunResult, Time
     """Build the spec, run it, and say what it took. Out of memory is a result; other errors are raised."""
     device = resolve_device(spec.device)
     check_method(spec, "measured", device.type)
+    if device.type == "cpu" and (beyond := _beyond_machine(spec)):
+        return _out_of_memory(spec, device, beyond), None
     if spec.mode == "train" and spec.world_size > 1:
         return measure_ranks(spec, device.type, progress)
     return measure_here(spec, device, progress)
+
+
+def _beyond_machine(spec: RunSpec) -> OutOfMemory | None:
+    """Why a run on this machine's CPU is hopeless, if it is. Models without a closed form are tried."""
+    try:
+        needed = (predict(spec).memory.device_peak_bytes or 0) * (spec.world_size if spec.mode == "train" else 1)
+    except UnsupportedError:
+        return None
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed <= HOPELESS * there:
+        return None
+    return OutOfMemory(
+        f"not tried, the closed form needs {format_bytes(needed)} and this machine has {format_bytes(there)}; "
+        "use method=simulated"
+    )
 
 
 def measure_here(spec: RunSpec, device: torch.device, progress: Progress) -> tuple[RunResult, Timeline | None]:

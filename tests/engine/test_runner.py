@@ -146,6 +146,14 @@ def test_out_of_memory_is_a_result_and_the_next_run_goes_on(runner: Runner) -> N
     assert small["result"]["outcome"] == "ok"
 
 
+def test_what_the_machine_could_never_hold_is_not_tried(runner: Runner) -> None:
+    runner.next("ready")
+    runner.ask("huge", {**TINY, "model": "llama-3.1-405b", "seq": 131072})
+    result = runner.next("result")["result"]
+    assert result["outcome"] == "oom"
+    assert "not tried, the closed form needs" in result["error"]
+
+
 def test_a_run_fits_under_a_cap_a_little_above_its_peak(runner: Runner) -> None:
     """Stacks of threads do not count: a cap is for the run."""
     runner.next("ready")

@@ -46,7 +46,7 @@ def knee(points: Sequence[Point], *, x_up: bool = False, y_up: bool = True) -> P
     LEAST_POINTS points, or one that is flat on an axis.
     """
     front = frontier(points, x_up=x_up, y_up=y_up)
-    if len(front) < LEAST_POINTS or any(_flat([point[axis] for point in front]) for axis in (1, 2)):
+    if len(front) < LEAST_POINTS or _flat([point.x for point in front]) or _flat([point.y for point in front]):
         return None
     costs = {point: _cost(point, x_up, y_up) for point in front}
     low = [min(cost[axis] for cost in costs.values()) for axis in (0, 1)]

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from app.charts.dimensions import DIMENSIONS, Dimension
 from app.pages.labels import full_spec
+from engine.spec import RunSpec
 
 Result = Mapping[str, Any]
 Verdict = Literal["better", "worse", "same", "missing"]
@@ -15,6 +16,8 @@ Verdict = Literal["better", "worse", "same", "missing"]
 LEAST, MOST = 2, 6
 OF_THE_SPEC = {"attention_kernel", "kernels"}
 """Recorded with the environment, but chosen by the specification."""
+PER_TOKEN = ("rate", "fraction")
+"""Kinds of numbers that stay comparable when a step of one run has more tokens than another's."""
 MEMORY_NOISE, SPEED_NOISE = 0.001, 0.03
 """Relative differences that are not told apart when a run's own spread is not known."""
 
@@ -43,6 +46,11 @@ def number_rows(results: Sequence[Result]) -> list[NumberRow]:
     return rows
 
 
+def same_tokens(results: Sequence[Result]) -> bool:
+    """Whether a step of each of these runs processes equally many tokens."""
+    return len({RunSpec.model_validate(result["spec"]).tokens_per_step for result in results}) == 1
+
+
 def _cell(dimension: Dimension, value: float | None, base: float | None, index: int, results: Sequence[Result]) -> Cell:
     shown = dimension.show(value)
     if not index or value is None or not base:
@@ -50,7 +58,7 @@ def _cell(dimension: Dimension, value: float | None, base: float | None, index: 
     change = (value - base) / base
     if abs(change) <= max(_noise(dimension, results[0]), _noise(dimension, results[index])):
         return Cell(shown, "no difference" if not change else f"{change:+.1%}, within noise", "same")
-    if dimension.better is None:
+    if dimension.better is None or (dimension.kind not in PER_TOKEN and not same_tokens(results)):
         return Cell(shown, f"{change:+.1%}", "same")
     good = (change < 0) == (dimension.better == "lower")
     return Cell(shown, f"{change:+.1%} {'better' if good else 'worse'}", "better" if good else "worse")

@@ -213,7 +213,7 @@ def _tile(walk: Walk, index: int) -> dict[str, Any]:
     def cell(q: int, k: int) -> tuple[str, str]:
         if q in rows and k in columns:
             score = tile.scores[q - rows[0]][k - columns[0]]
-            return "tile-now", "" if score is None else f"{score:.2f}"
+            return "tile-now", "–" if score is None else f"{score:.2f}"
         if k > q:
             return "tile-hidden", "–"
         seen = q < rows[0] or (q in rows and k < columns[0])

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -13,9 +14,11 @@ from starlette.testclient import TestClient
 from app.db import runs
 from app.db.session import Database
 from app.main import create_app
+from app.pages.comparison import number_rows
 from app.pages.form import EXAMPLE, form_fields
 from app.pages.labels import facts, job_summary, run_label
 from app.settings import Settings
+from engine.result import Memory, RunResult, Timing
 from engine.spec import RunSpec
 
 HTML = {"Accept": "text/html"}
@@ -263,6 +266,61 @@ def test_filters_and_sorting_of_the_list(client: TestClient, store: Callable[...
     assert read(client, "/runs?attention=flash").count('name="ids"') == 3
     assert 'aria-sort="descending"' in read(client, "/runs?sort=-memory.device_peak_bytes")
     assert "No run matches" in read(client, "/runs?model=mistral-7b-v0.1")
+
+
+def test_columns_that_no_listed_run_fills_are_left_out(client: TestClient, store: Callable[..., str]) -> None:
+    store(("ok", "oom"))
+    utilisation = ">Model FLOPs utilisation</a>"
+    assert utilisation not in read(client, "/runs")
+    assert utilisation in read(client, "/runs?sort=-timing.mfu")
+    assert ">Step time</a>" in read(client, "/runs")
+    assert ">Step time</a>" not in read(client, "/runs?outcome=oom")
+
+
+def test_a_runs_page_tells_the_timeline_from_the_timing(
+    client: TestClient, database: Database, store: Callable[..., str]
+) -> None:
+    store(("ok",))
+    with database.read() as session:
+        run = next(iter(runs.every(session, runs.Filters())))
+    page = read(client, f"/runs/{run['id']}")
+    assert "a pass of its own that follows every allocation" in page
+    assert "besides the parameters and optimizer states that were there before the step" in page
+    assert "3 × 167 B" in page
+    assert "not listed" not in page
+
+
+def test_only_rates_are_judged_between_steps_of_unequal_tokens() -> None:
+    """Twice the tokens take longer and need more: neither is worse."""
+
+    def run(micro_batch: int, peak: int, seconds: float, speed: float) -> dict[str, Any]:
+        spec = RunSpec(micro_batch=micro_batch)
+        memory, timing = Memory(device_peak_bytes=peak), Timing(step_seconds=seconds, tokens_per_second=speed)
+        made = RunResult(
+            spec=spec, spec_hash=spec.spec_hash, method="measured", outcome="ok", memory=memory, timing=timing
+        )
+        return made.model_dump(mode="json")
+
+    base, more = run(1, 10**9, 0.5, 1000.0), run(8, 2 * 10**9, 2.0, 2000.0)
+    rows = {row.label: row.cells[1] for row in number_rows([base, more])}
+    assert (rows["Step time"].verdict, rows["Step time"].delta) == ("same", "+300.0%")
+    assert rows["Peak memory"].verdict == "same"
+    assert rows["Tokens per second"].verdict == "better"
+    more["spec"] = base["spec"]
+    rows = {row.label: row.cells[1] for row in number_rows([base, more])}
+    assert (rows["Step time"].verdict, rows["Peak memory"].verdict) == ("worse", "worse")
+
+
+def test_cards_without_bf16_say_so(client: TestClient) -> None:
+    row = re.search(r'<tr><th scope="row">T4</th>.*?</tr>', read(client, "/about"))
+    assert row
+    assert "none; fp16 65.00 TFLOP/s" in row[0]
+
+
+def test_masked_scores_of_the_tile_at_work_are_dashes(client: TestClient) -> None:
+    page = read(client, "/learn/flash")
+    assert '<td class="tile-now">–</td>' in page
+    assert '<td class="tile-now"></td>' not in page
 
 
 def test_the_proxy_prefix_is_on_every_link(settings: Settings) -> None:

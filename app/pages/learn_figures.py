@@ -91,7 +91,7 @@ def memory(inputs: Inputs) -> dict[str, Any]:
 REPLAY_INPUTS = (
     Input("layers", "Layers", 9, "", "L", 1, 24, slider=True),
     Input("checkpointing", "Policy", "sqrt", choices=("none", "per-layer", "every-2", "every-4", "sqrt", "nested")),
-    Input("ratio", "a/b", 16.0, "what a layer holds, in inputs", "a/b", 1, 200),
+    Input("ratio", "Ratio", 16.0, "what a layer holds, in inputs", "a/b", 1, 200),
     Input("frame", "Moment", 1, "", "", 1, 1000),
 )
 
@@ -107,7 +107,7 @@ def replayed(inputs: Inputs) -> dict[str, Any]:
         Lines(
             "Alive over the step, in layer inputs",
             "Moment",
-            "Alive",
+            "Layer inputs alive",
             "ratio",
             (
                 Series("Alive", tuple((i + 1, value) for i, value in enumerate(alive)), "line"),

@@ -126,7 +126,8 @@ def solve(inputs: Inputs) -> Solution:
             "B",
         ),
         Step(
-            "A checkpoint every k layers keeps L/k inputs, and holds one segment of k layers again at a time.",
+            "A checkpoint every k layers keeps L/k inputs, and holds one segment of k layers again at a time. The "
+            "segment's own input is counted in both, one b too many, which moves no minimum.",
             "peak(k) = (L/k)·b + k·a",
         ),
         Step("At the minimum the derivative is zero.", "-L·b/k^2 + a = 0"),

@@ -63,7 +63,8 @@ def solve(inputs: Inputs) -> Solution:
     real_duplex = max(down, up) / real
     other_size = 6 - size
     card = gpu(inputs["gpu"])
-    host = predict(spec).memory.host_peak_bytes or 0
+    predicted = predict(spec)
+    host, exposed = predicted.memory.host_peak_bytes or 0, predicted.timing.phases_seconds.exposed_transfer or 0.0
     steps = [
         Step("Parameters, counted exactly.", "N", parameters, "parameters"),
         Step(
@@ -93,7 +94,7 @@ def solve(inputs: Inputs) -> Solution:
             per_token,
             "s",
         ),
-        Step("So the overlapped transfer hides behind compute from this many tokens a step on:",
+        Step("So the overlapped transfer, the CPU's update left out, hides behind this many tokens a step and more:",
              "t_duplex/t_token", hiding["duplex"], "tokens"),
         Step("Serially, half of a step is transfer at", "t_serial/t_token", hiding["serial"], "tokens"),
         Step("What stays in host memory: master copy, moments and the buffers of the transfer.", "H", host, "B"),
@@ -103,6 +104,9 @@ def solve(inputs: Inputs) -> Solution:
         "directions carry 2N bytes; full duplex they share those 0.44 s, one after the other they need 0.88 s.",
         f"With {other_size} bytes a value instead ({'fp32' if other_size == 4 else 'bf16'} traffic) every time here "
         f"{'doubles' if other_size == 4 else 'halves'}: {format_seconds(duplex * other_size / size)} overlapped.",
+        "All this is the transfer alone. With the CPU's update of every parameter counted as well, and the link as "
+        f"this GPU reaches it, a step of {spec.tokens_per_step:,} tokens is predicted to wait "
+        f"{format_seconds(exposed)} beyond forward and backward.",
         f"A rounded 70 billion parameters would give {format_bytes(size * 70e9)} each way; the exact count of "
         f"{inputs['model']} is {number(parameters)}.",
     ]
@@ -169,7 +173,7 @@ EXERCISE = Exercise(
     title="70B with its optimizer on the CPU",
     question="A 70B model trains with ZeRO-Offload: the optimizer and its states live in host memory, gradients go "
     "down PCIe 5.0 (64 GB/s each way), updated weights come back. How many bytes cross in each direction in a step, "
-    "how long does that take one after the other and in full duplex, and how many tokens a step hide it?",
+    "how long does that take one after the other and in full duplex, and how many tokens a step hide the transfer?",
     inputs=(
         Input("model", "Model", "llama-2-70b", "", choices=MODELS),
         Input("traffic", "Precision", "bf16-mixed", "2 or 4 bytes a value on the link", choices=("bf16-mixed", "fp32")),

@@ -209,6 +209,6 @@ def _warnings(spec: RunSpec, there: Limits, ladder: list[Candidate], best: Candi
 def _assumes(card: str, gpus: int, there: Limits) -> str:
     nccl = f", {format_bytes(COLLECTIVE_BYTES)} NCCL" if gpus > 1 else ""
     return (
-        f"{format_bytes(there.device)} of a {find_gpu(card).name} usable (less {format_bytes(CONTEXT_BYTES)} context "
+        f"{format_bytes(there.device)} of one {find_gpu(card).name} usable (less {format_bytes(CONTEXT_BYTES)} context "
         f"and workspaces{nccl}, {FRAGMENTATION:.0%} allocator gaps); times are roofline estimates in eager mode"
     )

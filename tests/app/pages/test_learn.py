@@ -1,6 +1,7 @@
 """The Learn pages, their players in a real browser, and the map of the course."""
 
 import re
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,12 @@ from playwright.sync_api import Browser, expect
 from starlette.testclient import TestClient
 
 from app.pages.learn import TOPICS
+from app.pages.learn_figures import MEMORY_INPUTS, memory, reconciled, replayed
+from app.pages.mathml import mathml
+from engine.closed_form import predict
+from engine.exercises import EXERCISES, solve
+from engine.spec import RunSpec
+from engine.units import GB, format_bytes, format_seconds
 
 MAP = Path(__file__).parents[3] / "docs" / "course-map.md"
 SERVER = "http://127.0.0.1:8000/"
@@ -67,6 +74,62 @@ def test_every_bound_gives_a_page_or_a_message(client: TestClient, slug: str) ->
             answer = client.get(f"/learn/{slug}", params={each.name: value})
             assert answer.status_code in (200, 422), f"{each.name}={value}"
             assert not re.search(r"\b(nan|inf|NaN)\b|(?<!ZeRO-)Infinity", answer.text)
+
+
+@pytest.mark.parametrize(
+    "path", [*(f"/learn/{slug}" for slug in TOPICS), *(f"/exercises/{number}" for number in EXERCISES)]
+)
+def test_who_speaks_of_the_notes_says_which(client: TestClient, path: str) -> None:
+    text = client.get(path).text
+    assert ("notes" in text.split("<main", 1)[1].lower()) == ('href="/learn#notes"' in text)
+    assert 'id="notes"' in client.get("/learn").text
+
+
+@pytest.mark.parametrize("ratio", [1.0, 16.0])
+def test_the_formula_of_the_square_root_is_what_its_page_shows(client: TestClient, ratio: float) -> None:
+    layers = 16
+    peaks = {}
+    for policy, k in {"per-layer": 1, "every-2": 2, "sqrt": 4}.items():
+        peaks[k] = replayed({"layers": layers, "checkpointing": policy, "ratio": ratio, "frame": 1})["peak"]
+        assert peaks[k] == (layers / k - 1) + k * ratio
+    assert min(peaks, key=lambda k: peaks[k]) == {1.0: 4, 16.0: 1}[ratio]
+    nested = replayed({"layers": layers, "checkpointing": "nested", "ratio": ratio, "frame": 1})
+    assert nested["peak"] <= min(peaks.values())
+    assert nested["recomputed"] > layers
+    text = client.get("/learn/sqrt").text
+    assert mathml("peak(k) = (L/k - 1)·b + k·a") in text
+    assert re.search(r'class="axis-name"[^>]*>Layer inputs alive<', text)
+    assert "a/b <span" not in text  # a label and its symbol are two things
+
+
+def test_the_notes_total_is_the_chart_with_the_scores_kept(client: TestClient) -> None:
+    """As the table's caption says."""
+    assert "attention=standard" in client.get("/learn/memory").text
+    asked = {each.name: each.default for each in MEMORY_INPUTS} | {"attention": "standard"}
+    total = next(figure for figure in reconciled() if figure.what.startswith("everything for a 7B"))
+    shown = next(bar for bar in memory(asked)["policies"].bars if bar.label == "none")
+    assert shown.total == format_bytes(total.ours * GB)
+
+
+def test_an_offloaded_step_waits_for_the_cpu_too(client: TestClient) -> None:
+    text = client.get("/learn/offload").text
+    assert text.count("waiting for the link and the CPU") == 2
+    assert "exposed transfer" not in text
+    spec = solve(3, {}).spec
+    exposed = predict(RunSpec.model_validate(spec)).timing.phases_seconds.exposed_transfer
+    assert f"is predicted to wait {format_seconds(exposed)} beyond" in client.get("/exercises/3").text
+
+
+def test_the_ladder_and_its_recommendation_have_the_same_units(client: TestClient) -> None:
+    text = client.get("/learn/decision").text
+    found = [
+        unescape(words)
+        for words in re.findall(r"<p(?: class=\"small\")?>([^<].*?)</p>", text.split('id="work"')[1], re.S)
+    ]
+    told = [words for words in found if "at the peak" in words or words.startswith("Predicted peak")]
+    assert len(told) > 3
+    assert all(" a step, <strong>" in words and "tokens/s a GPU" in words for words in told)
+    assert not re.search(r"\ba (A|H|L|RTX|MI)\d", text)
 
 
 def test_there_is_no_other_page(client: TestClient) -> None:

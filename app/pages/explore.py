@@ -15,7 +15,7 @@ from app.db import runs
 from app.fields import NUMBERS, spell
 from app.pages.access import database, prefix
 from app.pages.form import form_fields
-from app.pages.labels import model_name, run_label
+from app.pages.labels import model_name, run_label, varying
 from app.pages.render import address, page
 from app.pages.runs import filters_of
 from app.pages.views import PEAK, SPEED, Curve, curve, prediction
@@ -88,7 +88,7 @@ def explore(request: Request) -> Response:
         stored = runs.points(session, runs.Filters(job_id=view.filters.get("job_id", ())))
     found = [point for point in stored if _matches(point, view.filters)]
     drawn = found[-DRAWN:]
-    vary = _varying(drawn)
+    vary = varying([point["spec"] for point in drawn])
     shown = _curve(drawn, view, vary, prefix(request))
     context = {
         "here": "/explore",
@@ -132,11 +132,6 @@ def _value(point: Point, key: str) -> str:
 
 def _matches(point: Point, filters: Mapping[str, Sequence[str]]) -> bool:
     return all(_value(point, key) in accepted for key, accepted in filters.items())
-
-
-def _varying(points: Sequence[Point]) -> list[str]:
-    """The spec fields on which these runs differ: what their labels have to say."""
-    return [key for key in form_fields() if len({_value(point, key) for point in points}) > 1]
 
 
 def _selects(points: Sequence[Point], view: View) -> list[tuple[str, str, list[Option], str]]:

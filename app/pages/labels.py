@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -56,6 +56,11 @@ def run_label(spec: Spec, vary: Iterable[str] = ()) -> str:
         keys = [key for key in keys or form_fields() if key in MAIN or _changed(key, spec)]
     first = [key for key in MAIN if key in keys]
     return " · ".join(_word(key, spec) for key in [*first, *(key for key in keys if key not in MAIN)])
+
+
+def varying(specs: Sequence[Spec]) -> list[str]:
+    """The fields on which these runs differ."""
+    return [key for key in form_fields() if len({spell(_value(key, spec)) for spec in specs}) > 1]
 
 
 def _value(key: str, spec: Spec) -> Any:

@@ -18,7 +18,7 @@ from app.pages import comparison
 from app.pages.access import database, prefix
 from app.pages.commands import as_cli, as_curl, as_python
 from app.pages.form import form_fields, query_of
-from app.pages.labels import facts, full_spec, run_label
+from app.pages.labels import MAIN, facts, full_spec, run_label, varying
 from app.pages.render import address, page
 from app.pages.views import PEAK, SPEED, Result, peak_bars, percent_off, prediction, signed_percent
 from engine.errors import SpecError
@@ -65,10 +65,11 @@ def list_runs(
         return page(
             request, "runs.html", context | {"problem": f"{error.field}: {error.message}"}, block="listed", status=422
         )
+    vary = varying([run["spec"] for run in found.items])
     told = [key for key in COLUMNS if key in sort or any(DIMENSIONS[key].of(run) is not None for run in found.items)]
     following = address("/runs", {**chosen, "sort": sort, "cursor": found.next_cursor}) if found.next_cursor else None
     context |= {
-        "rows": [_row(result, told) for result in found.items],
+        "rows": [_row(result, told, [*MAIN, *(key for key in vary if key not in MAIN)]) for result in found.items],
         "columns": [_column(key, DIMENSIONS[key].label, sort, chosen) for key in told],
         "time_column": _column("created_at", "When", sort, chosen),
         "next_url": following and prefix(request) + following,
@@ -109,10 +110,10 @@ def _selects(chosen: Mapping[str, list[str]]) -> list[tuple[str, str, list[tuple
     ]
 
 
-def _row(result: Result, columns: Sequence[str]) -> dict[str, Any]:
+def _row(result: Result, columns: Sequence[str], vary: Sequence[str]) -> dict[str, Any]:
     cells = [DIMENSIONS[key].show(DIMENSIONS[key].of(result)) for key in columns]
     shared = {key: result[key] for key in ("id", "method", "outcome", "created_at")}
-    return {**shared, "label": run_label(result["spec"]), "cells": cells}
+    return {**shared, "label": run_label(result["spec"], vary), "cells": cells}
 
 
 def _column(key: str, label: str, sort: str, chosen: Mapping[str, Any]) -> Column:

@@ -137,6 +137,14 @@ def test_facts_on_which_a_jobs_runs_differ_are_all_told() -> None:
     assert facts() == []
 
 
+def test_a_lists_labels_say_what_its_runs_differ_in(client: TestClient, store: Callable[..., str]) -> None:
+    store(("ok",) * 6)
+    labels = re.findall(r'aria-label="Compare ([^"]*)"', read(client, "/runs"))
+    assert len(set(labels)) == 6
+    assert "gpt-tiny · none · standard · batch 2 · seq 256" in labels
+    assert len(set(re.findall(r'aria-label="Compare ([^"]*)"', read(client, "/explore")))) == 6
+
+
 def test_first_run_offers_the_example_and_it_works(client: TestClient) -> None:
     page = read(client, "/")
     assert "Run the example" in page

@@ -29,6 +29,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from textwrap import shorten
 from typing import Any
 
 from engine.catalog import published_measurements
@@ -99,9 +100,10 @@ class Judged:
 
 
 def label_of(row: Row) -> str:
-    """A row in a line."""
-    source = re.sub(r"^github ", "", row["source"])[:60]
-    return f"{source}: {row['model']} b{row['micro_batch']} s{row['seq']}, {row['sharding/parallelism'][:48]}"
+    """A row in a line, shortened between words."""
+    source = shorten(re.sub(r"^github ", "", row["source"]), 72, placeholder=" …")
+    how = shorten(row["sharding/parallelism"], 80, placeholder=" …")
+    return f"{source}: {row['model']} b{row['micro_batch']} s{row['seq']}, {how}"
 
 
 @cache
@@ -268,6 +270,7 @@ def counts_out() -> dict[str, int]:
 
 UNSAID = {
     50: "whether it or its loss was compiled is not printed: with an eager loss, 47.4 GiB are predicted",
-    437: "5.4 GiB below the same printed configuration of four days before on MI300X: why is not said",
+    437: "measured 5.4 GiB below the same printed configuration on MI300X of four days before; the source does not "
+    "say why",
 }
 """What the source of a row leaves unsaid, by row: of every outlier, and of every one predicted too low."""

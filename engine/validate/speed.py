@@ -22,9 +22,9 @@ OF_MEMORY_ALONE = {"no memory figure", "allocated or reserved: not stated"}
 """Reasons that keep a row from being judged in memory, not in speed."""
 
 CARDS = (
-    ("96GB HBM2e", "H100 of 500 W", "h100-sxm"),
-    ("H100 ~95GiB", "H100 of 500 W", "h100-sxm"),
-    ("H100 94.99GiB", "H100 of 500 W", "h100-sxm"),
+    ("96GB HBM2e", "H100 at 500 W", "h100-sxm"),
+    ("H100 ~95GiB", "H100 at 500 W", "h100-sxm"),
+    ("H100 94.99GiB", "H100 at 500 W", "h100-sxm"),
     ("h100", "H100", "h100-sxm"),
     ("a100_40gb", "A100", "a100-40gb"),
     ("a100", "A100", "a100-80gb-sxm"),

@@ -1,8 +1,10 @@
 """The accuracy report: its arithmetic, its grid, and which published rows it judges."""
 
+import json
+
 import pytest
 
-from engine.catalog import published_measurements
+from engine.catalog import DATA, published_measurements
 from engine.closed_form.hardware import RESERVED_OVER_MAIN
 from engine.units import MIB
 from engine.validate import published, speed
@@ -120,6 +122,17 @@ def test_flash_attention_table_21(row: dict) -> None:
     assert expected / MIB == pytest.approx(float(row["notes"].split(" MB")[0]), abs=0.51)
 
 
+def test_labels_and_notes_are_whole_words() -> None:
+    """A label is told in a sentence: it must not end inside a word or a bracket."""
+    for judged in published.rows_in_scope():
+        parallel = judged.row["sharding/parallelism"]
+        assert judged.label.endswith((f", {parallel}", " …"))
+        assert judged.label.partition(": ")[0].removesuffix(" …").split()[-1] in judged.row["source"].split()
+    shipped = json.loads((DATA / "accuracy.json").read_text())["published"]["rows"]
+    labels = {judged.index: judged.label for judged in published.rows_in_scope()}
+    assert {row["published_row"]: row["label"] for row in shipped}.items() <= labels.items()
+
+
 def test_the_command_writes_both_files(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["--only", "published", "--write", str(tmp_path)])
     assert "Closed form against published" in capsys.readouterr().out
@@ -131,7 +144,7 @@ def test_speeds_are_judged_on_other_sources_than_the_rates_are_from() -> None:
     assert len(rows) > 200
     assert not [row for row in rows if any(name in row.label for name in speed.FITTED)]
     groups = {row.group for row in rows}
-    assert {"A100, eager", "A100, compiled", "H100, eager", "H100 of 500 W, compiled"} <= groups
+    assert {"A100, eager", "A100, compiled", "H100, eager", "H100 at 500 W, compiled"} <= groups
 
 
 def test_speeds_on_the_cards_of_the_catalog_are_of_the_right_size() -> None:

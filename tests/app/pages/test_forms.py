@@ -92,3 +92,16 @@ def test_the_catalog_counts_what_a_run_at_the_default_sequence_has(client: TestC
 )
 def test_an_error_page_says_it_once(client: TestClient, path: str, message: str) -> None:
     assert read(client, path, 422).count(message) == 1
+
+
+def test_accuracy_has_parts_below_their_totals_and_times_to_read(client: TestClient) -> None:
+    page = read(client, "/accuracy")
+    assert re.search(r"on \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\.", page)
+    assert "the bias is the median with its sign" in page
+    published = page[page.index('id="published"') : page.index('id="speed"')]
+    heads = re.findall(r'<th scope="row" (class="muted")?>(?:&emsp;)?([^<]*)</th><td class="num">\d', published)
+    assert [head for _, head in heads[:6]] == [
+        *("reserved", "of these, eager", "of these, compiled"),
+        *("allocated", "of these, eager", "of these, compiled"),
+    ]
+    assert ">H100, eager<" in page  # a group without a total stands for itself

@@ -25,6 +25,10 @@ VIEWS = {
     "1440-dark": (1440, "dark"),
     "390-light": (390, "light"),
 }
+CUT_CAPTIONS = """[...document.querySelectorAll(".table caption")].filter(caption =>
+  caption.getBoundingClientRect().right > caption.closest(".table").getBoundingClientRect().right + 1
+).map(caption => caption.textContent)"""
+"""Captions that reach beyond the box in which their table scrolls."""
 CHARTS = ("home", "job", "explore", "run", "accuracy")
 
 Shown = tuple[str, dict[str, str]]
@@ -68,6 +72,7 @@ def test_no_page_has_a_violation(tab: Page, shown: Shown) -> None:
         assert faults(seen) == [], name
         wider = tab.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert wider <= 0, f"{name} is {wider} px wider than the screen"
+        assert tab.evaluate(CUT_CAPTIONS) == [], name
 
 
 def test_charts_draw_what_they_are_given(tab: Page, shown: Shown) -> None:
@@ -81,6 +86,42 @@ def test_charts_draw_what_they_are_given(tab: Page, shown: Shown) -> None:
     assert chart.evaluate("place => place._context.showSendToCloud") is False
     markers = chart.evaluate("place => place._fullData.flatMap(trace => trace.customdata ?? []).length")
     assert markers == 4 * 2 + 0  # four measured runs and their predictions; the sixth failed, the fifth has no peak
+
+
+def test_every_tick_of_a_logarithmic_axis_is_a_whole_number(tab: Page, shown: Shown) -> None:
+    """Not "2" for 20 and for 0.02: each label is the value at its tick."""
+    address, pages = shown
+    for path, chart in (("/explore?log_x=1&log_y=1", "#tradeoff"), (pages["accuracy"], ".chart >> nth=0")):
+        tab.goto(address + path)
+        place = tab.locator(chart)
+        expect(place.locator(".main-svg").first).to_be_attached()
+        for axis in ("xaxis", "yaxis"):
+            ticks = place.evaluate(
+                f"place => place._fullLayout.{axis}._vals.filter(tick => tick.text && !tick.minor)"
+                ".map(tick => [10 ** tick.x, tick.text])"
+            )
+            assert len(ticks) > 1
+            assert [float(text.replace(",", "")) for _, text in ticks] == pytest.approx([at for at, _ in ticks])
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG's contrast ratio of two colours as a browser computes them, `rgb(1, 2, 3)`."""
+
+    def luminance(colour: str) -> float:
+        parts = [float(part) / 255 for part in re.findall(r"[\d.]+", colour)[:3]]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_the_dashes_of_masked_scores_can_be_read(tab: Page, shown: Shown) -> None:
+    """An axe run does not judge text of one character."""
+    tab.goto(shown[0] + "/learn/flash")
+    ink = tab.locator("td.tile-hidden").first.evaluate("cell => getComputedStyle(cell).color")
+    paper = tab.locator(".card").first.evaluate("card => getComputedStyle(card).backgroundColor")
+    assert contrast(ink, paper) >= 4.5
 
 
 def test_keyboard_and_theme(browser: Browser, shown: Shown) -> None:

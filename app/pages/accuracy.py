@@ -35,8 +35,8 @@ SECTIONS = {
     "speed": (
         "Predicted against published tokens a second",
         "A roofline at each card's achieved rates. Sources that a rate was taken from are not judged. Meta's H100, "
-        "held to 500 W, is slower than the H100 SXM that it is predicted as; eager codes of many small ops are slower than "
-        "ours.",
+        "held to 500 W, is slower than the H100 SXM that it is predicted as; eager codes of many small ops are slower "
+        "than ours.",
     ),
 }
 

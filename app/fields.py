@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -55,6 +56,24 @@ def spell(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "none", True: "true", False: "false"}[value]
     return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+_PLAIN = {
+    int: re.compile(r"[+-]?[0-9]{1,20}"),
+    float: re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"),
+}
+"""Python's own constructors also take 1_000, digits of other scripts, nan and inf."""
+
+
+def read(key: str, word: str) -> Any:
+    """The word as a value of its field's type; what is not of that type stays text, for who checks it to refuse."""
+    types = SPEC_TYPES[key]
+    if word == "none" and key in OPTIONAL:
+        return None
+    if bool in types:
+        return {"true": True, "false": False}.get(word, word)
+    kind = next((kind for kind in (int, float) if kind in types and _PLAIN[kind].fullmatch(word)), str)
+    return kind(word)
 
 
 NUMBERS: tuple[str, ...] = tuple(

@@ -11,11 +11,10 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from app.fields import OPTIONAL, SPEC_TYPES, spell
+from app.fields import read, spell
 from engine.errors import SpecError
 from engine.spec import RunSpec
 
-WORDS = {"true": True, "false": False}
 MAX_CONFIG_BYTES = 2**20
 
 
@@ -64,27 +63,17 @@ def _words(key: str, text: str) -> list[str]:
 
 
 def _value(key: str, word: str) -> Any:
-    """The word as its field's type; what is not of that type stays text, and RunSpec says what is wrong with it."""
-    types = SPEC_TYPES[key]
-    if word == "none" and key in OPTIONAL:
-        return None
     if key == "model" and (word.endswith(".json") or "/" in word):
         return _config(Path(word))
-    if bool in types:
-        return WORDS.get(word, word)
-    for number in (int, float):
-        if number in types:
-            try:
-                return number(word)
-            except ValueError:
-                continue
-    return word
+    return read(key, word)
 
 
 def _config(path: Path) -> Any:
     from app.api.strict_json import loads
 
     try:
+        if path.exists() and not path.is_file():
+            raise SpecError("model", f"cannot read {path}: no regular file")  # opening a pipe would wait for a writer
         with path.open("rb") as file:
             text = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:

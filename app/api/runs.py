@@ -33,7 +33,7 @@ class FilterQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    job_id: Accepted = []
+    job_id: Annotated[list[Annotated[str, Field(pattern="^[0-9a-f]{32}$")]], Field(max_length=50)] = []
     method: list[Method] = []
     outcome: list[Outcome] = []
 

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
+import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from sqlalchemy import ColumnElement, Select, String, and_, func, or_, select, type_coerce
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.orm import Session
 
-from app.db.models import Run, Timeline
-from app.fields import NUMBERS, SPEC_TYPES, numbers
+from app.db.models import Run, Timeline, iso
+from app.fields import NUMBERS, OPTIONAL, SPEC_TYPES, numbers, read
 from engine.errors import SpecError
 from engine.result import RunResult
 from engine.result import Timeline as MemoryTimeline
+from engine.spec import RunSpec
 
 Statement = TypeVar("Statement", bound="Select[*tuple[Any, ...]]")
 
 MAX_POINTS = 20_000  # of one curve; a page cannot draw more
+ID = re.compile(r"[0-9a-f]{32}")
+_ACCEPTED = {bool: "true or false", int: "a whole number", float: "a number", str: "printable text"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +114,10 @@ def page(
     order = (value.desc(), Run.id.desc()) if descending else (value, Run.id)
     rows = session.execute(statement.order_by(unknown, *order).limit(limit + 1)).all()
     items = [_brief(result, job_id) for result, job_id, *_ in rows[:limit]]
-    more = len(rows) > limit
-    return Page(items, _cursor(sort, rows[limit - 1][3], rows[limit - 1][4], rows[limit - 1][2]) if more else None)
+    if len(rows) <= limit:
+        return Page(items, None)
+    _, _, last_id, last_unknown, last = rows[limit - 1]
+    return Page(items, _cursor(sort, int(last_unknown), last, last_id))
 
 
 def every(session: Session, filters: Filters, limit: int | None = None) -> Iterator[dict[str, Any]]:
@@ -164,17 +171,27 @@ def _spec_is(key: str, text: str) -> ColumnElement[bool]:
     """The spec's field equals the value that `text` spells. JSON true and false are 1 and 0 in SQLite."""
     if key not in SPEC_TYPES:
         raise SpecError(key, f"no such field; one of {', '.join(SPEC_TYPES)}")
+    value = read(key, text)
+    _check(key, value)
     found = func.json_extract(Run.spec, f"$.{key}")
-    if str in SPEC_TYPES[key]:
-        return or_(found == text, found.is_(None)) if text == "none" else found == text
-    words = {"true": 1, "false": 0, "none": None, "null": None}
-    if text in words:
-        return found.is_(None) if words[text] is None else found == words[text]
-    try:
-        number = float(text)
-    except ValueError:
-        raise SpecError(key, "must be a number, true, false or none") from None
-    return found == number
+    return found.is_(None) if value is None else found == value
+
+
+def _check(key: str, value: Any) -> None:
+    """A value that no run can have is a mistake, which an empty list would hide."""
+    annotation, types = RunSpec.model_fields[key].annotation, SPEC_TYPES[key]
+    if get_origin(annotation) is Literal and value not in get_args(annotation):
+        raise SpecError(key, f"one of {', '.join(get_args(annotation))}")
+    if isinstance(value, str) and not (str in types and value.isprintable()):
+        accepted = [what for kind, what in _ACCEPTED.items() if kind in types]
+        raise SpecError(key, "must be " + " or ".join([*accepted, "none"] if key in OPTIONAL else accepted))
+    if isinstance(value, int | float) and not _can_be_stored(value):
+        raise SpecError(key, "the number is too large")
+
+
+def _can_be_stored(number: float) -> bool:
+    """SQLite's integers have 64 bits."""
+    return abs(number) < 2**63 if isinstance(number, int) else math.isfinite(number)
 
 
 def _sort_key(sort: str) -> tuple[ColumnElement[Any], bool]:
@@ -186,20 +203,34 @@ def _sort_key(sort: str) -> tuple[ColumnElement[Any], bool]:
     return func.json_extract(Run.numbers, f'$."{name}"'), sort.startswith("-")
 
 
-def _cursor(sort: str, unknown: bool, value: float | str, run_id: str) -> str:
-    return base64.urlsafe_b64encode(json.dumps([sort, int(unknown), value, run_id]).encode()).decode()
+def _cursor(sort: str, unknown: int, value: float | str, run_id: str) -> str:
+    return base64.urlsafe_b64encode(json.dumps([sort, unknown, value, run_id]).encode()).decode()
 
 
 def _read_cursor(cursor: str, sort: str) -> tuple[int, float | str, str]:
+    """(unknown, value, id) of the row it stands for. Raises SpecError for whatever `_cursor` cannot have made."""
     try:
-        made_for, unknown, value, run_id = json.loads(base64.urlsafe_b64decode(cursor.encode()))
-    except (ValueError, binascii.Error, TypeError, RecursionError) as error:
-        raise SpecError("cursor", "not a cursor that this list has answered") from error
-    if (
-        made_for != sort
-        or not isinstance(value, int | float | str)
-        or not isinstance(run_id, str)
-        or unknown not in (0, 1)
-    ):
+        made_for, unknown, value, run_id = json.loads(base64.urlsafe_b64decode(cursor))
+        ours = _is_place(made_for, unknown, value, run_id) and _cursor(made_for, unknown, value, run_id) == cursor
+    except (ValueError, TypeError, RecursionError):
+        ours = False
+    if not ours:
+        raise SpecError("cursor", "not a cursor that this list has answered")
+    if made_for != sort:
         raise SpecError("cursor", "belongs to another list: keep the sort it came with")
     return unknown, value, run_id
+
+
+def _is_place(sort: object, unknown: object, value: object, run_id: object) -> bool:
+    """Whether a row may stand there: true is no 1, and a date or a number only where the sort has one."""
+    if not (isinstance(sort, str) and isinstance(run_id, str) and ID.fullmatch(run_id)):
+        return False
+    if type(unknown) is not int or unknown not in (0, 1):
+        return False
+    if sort.removeprefix("-") == "created_at":
+        return isinstance(value, str) and _is_moment(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and _can_be_stored(value)
+
+
+def _is_moment(text: str) -> bool:
+    return iso(datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)) == text

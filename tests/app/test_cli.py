@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -120,6 +121,9 @@ def test_measure_records_unless_told_not_to(remat: Command, database: object, bo
         pytest.param(("predict", "--micro-batch", "0"), "micro_batch", id="zero"),
         pytest.param(("predict", "--micro-batch", "x"), "micro_batch", id="no integer"),
         pytest.param(("predict", "--seq", "1.5"), "seq", id="fraction"),
+        pytest.param(("predict", "--seq", "1_000"), "seq", id="underscore"),
+        pytest.param(("predict", "--seq", "１６"), "seq", id="digits of another script"),
+        pytest.param(("predict", "--dropout", "1e400"), "dropout", id="infinite"),
         pytest.param(("predict", "--seq", ","), "seq", id="no value"),
         pytest.param(("predict", "--dropout", "nan"), "dropout", id="NaN"),
         pytest.param(("predict", "--checkpointing", "every-0"), "checkpointing", id="every-0"),
@@ -168,6 +172,13 @@ def test_a_model_may_be_a_config_file(remat: Command, tmp_path: Path) -> None:
     code, out, err = remat("predict", "--model", str(tmp_path / "config.json"), "--seq", "32", "--json")
     assert (code, err) == (0, "")
     assert results(out)[0].spec.architecture.layers == 2
+
+
+def test_a_pipe_is_no_config_and_is_not_waited_for(remat: Command, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    code, out, err = remat("predict", "--model", str(tmp_path / "config.json"))
+    assert (code, out) == (2, "")
+    assert "no regular file" in err
 
 
 @pytest.mark.parametrize(

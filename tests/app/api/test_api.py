@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import json
@@ -136,6 +137,69 @@ def test_bad_queries_are_refused(client: TestClient, query: str) -> None:
     response = client.get(f"/api/v1/runs?{query}")
     assert response.status_code == 422
     assert response.json()["errors"]
+
+
+ID = "0" * 32
+NOW = "2026-11-29T16:58:19.123456Z"
+
+
+def cursor_of(*parts: object) -> str:
+    return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode()
+
+
+@pytest.mark.parametrize(
+    ("sort", "cursor"),
+    [
+        ("-created_at", cursor_of("-created_at", True, 1e308, "x")),
+        ("-created_at", cursor_of("-created_at", False, NOW, ID)),
+        ("-created_at", cursor_of("-created_at", 0.0, NOW, ID)),
+        ("-created_at", cursor_of("-created_at", 0, 2**70, ID)),
+        ("-created_at", cursor_of("-created_at", 0, 5, ID)),
+        ("-created_at", cursor_of("-created_at", 0, float("nan"), ID)),
+        ("-created_at", cursor_of("-created_at", 0, "\x00", ID)),
+        ("-created_at", cursor_of("-created_at", 0, "\ud800", ID)),
+        ("-created_at", cursor_of("-created_at", 0, "9999", ID)),
+        ("-created_at", cursor_of("-created_at", 0, "2026-13-29T16:58:19.123456Z", ID)),
+        ("-created_at", cursor_of("-created_at", 0, NOW, "\ud800")),
+        ("-created_at", cursor_of("-created_at", 0, NOW, ID + "\n")),
+        ("-created_at", cursor_of("-created_at", 0, NOW, ID, ID)),
+        ("-created_at", cursor_of("-created_at", 0, NOW, ID) + "A"),
+        ("-created_at", cursor_of("created_at", 0, NOW, ID)),
+        ("spec.seq", cursor_of("spec.seq", 0, 2**70, ID)),
+        ("spec.seq", cursor_of("spec.seq", 0, float("inf"), ID)),
+        ("spec.seq", cursor_of("spec.seq", 0, True, ID)),
+        ("spec.seq", cursor_of("spec.seq", 0, "8", ID)),
+        ("spec.seq", cursor_of("spec.seq", 2, 8, ID)),
+    ],
+)
+def test_only_cursors_of_ours_are_read(client: TestClient, sort: str, cursor: str) -> None:
+    response = client.get("/api/v1/runs", params={"sort": sort, "cursor": cursor})
+    assert response.status_code == 422
+    assert [error["field"] for error in response.json()["errors"]] == ["cursor"]
+
+
+def test_a_cursor_may_lie_before_every_run(client: TestClient, stored: list[RunResult]) -> None:
+    items = client.get("/api/v1/runs", params={"cursor": cursor_of("-created_at", 0, "2001" + NOW[4:], ID)}).json()
+    assert items == {"items": [], "next_cursor": None}
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "seq=nan", "seq=inf", "seq=1e400", "seq=1_0", "seq=%D9%A3", "seq=1.5", "seq=99999999999999999999", "seq=true",
+        "seq=none", "dropout=1e400", "dropout=nan", "compile=1", "model=%00", "model=%E2%80%AE", "gpu=%1B",
+        "attention=flsh", "job_id=UNKNOWN", "job_id=",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["runs", "tradeoff"])
+def test_a_value_that_no_run_can_have_is_refused(client: TestClient, path: str, query: str) -> None:
+    response = client.get(f"/api/v1/{path}?{query}")
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["field"].startswith(query.partition("=")[0])
+
+
+def test_a_job_without_runs_has_none(client: TestClient, stored: list[RunResult]) -> None:
+    assert client.get(f"/api/v1/runs?job_id={ID}").json()["items"] == []
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.staticfiles import StaticFiles
 
 from app import login, pages, security
-from app.api import catalog, exercises, health, jobs, plans, predictions, problems, reference, runs
+from app.api import catalog, exercises, health, jobs, plans, predictions, problems, queries, reference, runs
 from app.db.migrate import open_database
 from app.jobs.simulator import Simulator
 from app.jobs.supervisor import Supervisor
@@ -54,7 +54,7 @@ def create_app(
         generate_unique_id_function=lambda route: route.name,
         redirect_slashes=False,
     )
-    api = APIRouter(prefix="/api/v1", responses=ERRORS)  # type: ignore[arg-type]
+    api = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[queries.KNOWN_QUERY])  # type: ignore[arg-type]
     for module in (catalog, predictions, plans, jobs, runs, exercises):
         api.include_router(module.router)
     app.include_router(api)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, HTTPException, Request
+from fastapi import APIRouter, Depends, HTTPException
 from pydantic import BaseModel, Field
 
+from app.api.queries import open_query
 from app.api.schemas import Body, Line
 from app.api.strict_json import StrictRoute
 from engine.exercises import EXERCISES, check_answer, solve
@@ -15,6 +16,7 @@ from engine.exercises.exercise import Solution
 
 router = APIRouter(prefix="/exercises", tags=["exercises"], route_class=StrictRoute)
 
+Inputs = Annotated[dict[str, str], Depends(open_query)]
 ShortLine = Annotated[Line, Field(max_length=100)]
 
 
@@ -58,12 +60,6 @@ def _known(number: int) -> int:
     return number
 
 
-def _inputs(request: Request) -> dict[str, str]:
-    """A key given several times is a choice of several."""
-    query = request.query_params
-    return {name: "+".join(query.getlist(name)) for name in query}
-
-
 def view(solution: Solution) -> SolutionView:
     """What of a solution is data; charts and hints stay with the pages."""
     return SolutionView(
@@ -93,14 +89,14 @@ def list_exercises() -> list[dict[str, Any]]:
 
 
 @router.get("/{number}")
-def solve_exercise(number: int, request: Request) -> SolutionView:
+def solve_exercise(number: int, inputs: Inputs) -> SolutionView:
     """Inputs, answers, steps and notes. The query holds the inputs that differ from the exercise's own."""
-    return view(solve(_known(number), _inputs(request)))
+    return view(solve(_known(number), inputs))
 
 
 @router.post("/{number}/check")
-def check_exercise(number: int, body: Answer, request: Request) -> Verdict:
+def check_exercise(number: int, body: Answer, inputs: Inputs) -> Verdict:
     """Whether an answer is right (within 2 %), and if not, which mistake it looks like."""
     written = body.answer if isinstance(body.answer, str) else f"{body.answer:.17g}"
-    found = check_answer(_known(number), {**_inputs(request), **body.inputs}, written, body.key)
+    found = check_answer(_known(number), {**inputs, **body.inputs}, written, body.key)
     return Verdict(verdict=found.verdict, correct=found.correct, key=found.key, hint=found.hint)

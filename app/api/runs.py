@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, HTTPException, Path, Query, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, Field, create_model
 
 from app import tradeoff
 from app.api.schemas import RunPage, StoredRun, Tradeoff
@@ -31,8 +31,6 @@ MAX_EXPORT = 100_000
 class FilterQuery(BaseModel):
     """Repeat a parameter to accept several values."""
 
-    model_config = ConfigDict(extra="forbid")
-
     job_id: Annotated[list[Annotated[str, Field(pattern="^[0-9a-f]{32}$")]], Field(max_length=50)] = []
     method: list[Method] = []
     outcome: list[Outcome] = []
@@ -43,7 +41,7 @@ class FilterQuery(BaseModel):
 
 
 def _with_spec_fields(name: str, base: type[FilterQuery]) -> Any:
-    """`base` with one parameter for each RunSpec field, so that they are documented and others refused."""
+    """`base` with one parameter for each RunSpec field, so that they are documented, and others refused (`queries`)."""
     fields: Any = {
         key: (Accepted, Field(default=[], description=field.description)) for key, field in RunSpec.model_fields.items()
     }

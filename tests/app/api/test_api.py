@@ -119,6 +119,48 @@ def test_what_is_not_there_is_a_problem(client: TestClient, method: str, path: s
     assert response.headers["content-type"] == "application/problem+json"
 
 
+UNKNOWN = [
+    *("models", "gpus", "options", "jobs", "runs", "tradeoff", "exercises", "exercises/1"),
+    *(f"jobs/{'0' * 32}", f"jobs/{'0' * 32}/log", f"jobs/{'0' * 32}/events"),
+    *(f"runs/{'0' * 32}", f"runs/{'0' * 32}/timeline"),
+]
+
+
+@pytest.mark.parametrize("path", UNKNOWN)
+def test_unknown_parameters_are_refused_everywhere(client: TestClient, path: str) -> None:
+    response = client.get(f"/api/v1/{path}?bogus=1")
+    assert response.status_code == 422
+    assert [error["field"] for error in response.json()["errors"]] == ["bogus"]
+
+
+@pytest.mark.parametrize("path", ["jobs", "predictions", "plans", f"jobs/{'0' * 32}/cancel"])
+def test_unknown_parameters_are_refused_beside_a_body(client: TestClient, path: str) -> None:
+    response = client.post(f"/api/v1/{path}?bogus=1", json=BODY)
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["field"] == "bogus"
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("jobs?limit=5&limit=6", "limit"),
+        ("jobs?stauts=failed", "stauts"),
+        (f"jobs/{'0' * 32}/log?after=1&after=2", "after"),
+        ("runs?sort=created_at&sort=-created_at", "sort"),
+        ("tradeoff?x=spec.seq&x=spec.seq", "x"),
+    ],
+)
+def test_what_is_meant_once_is_not_given_twice(client: TestClient, query: str, field: str) -> None:
+    response = client.get(f"/api/v1/{query}")
+    assert response.status_code == 422
+    assert [error["field"] for error in response.json()["errors"]] == [field]
+
+
+def test_a_list_may_be_repeated(client: TestClient) -> None:
+    assert client.get("/api/v1/jobs?status=failed&status=queued&limit=5").status_code == 200
+    assert client.get("/api/v1/runs?seq=8&seq=16&method=measured&method=simulated").status_code == 200
+
+
 def test_other_methods_are_refused_with_those_allowed(client: TestClient) -> None:
     response = client.delete("/api/v1/jobs")
     assert response.status_code == 405

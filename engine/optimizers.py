@@ -55,7 +55,7 @@ def make_slot(parameter: Tensor, recipe: Recipe, optimizer: OptimizerName) -> Sl
             slot.moments.append(torch.zeros(parameter.numel(), dtype=torch.int8, device=parameter.device))
             slot.scales.append(torch.zeros(blocks, dtype=torch.float32, device=parameter.device))
     else:
-        dtype = DTYPES[recipe.moment]
+        dtype = torch.promote_types(DTYPES[recipe.moment], parameter.dtype)  # a class may keep its router in fp32
         slot.moments = [torch.zeros_like(parameter, dtype=dtype, requires_grad=False) for _ in range(2)]
     return slot
 

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from engine import fake_ops
 from engine.checkpointing.replay import replaying
 from engine.extrapolate import BaseStorage, Step
 from engine.observe import apply_mark, marked
@@ -61,7 +62,7 @@ class StorageRecorder(TorchDispatchMode):
         if func is torch.ops.aten.add.Tensor and not torch.is_grad_enabled() and self._in_backward():
             output = _sum_of_gradients(*args, **(kwargs or {}))
         else:
-            output = _run(func, args, kwargs or {})
+            output = fake_ops.run(func, args, kwargs or {})
         for leaf in tree_leaves(output):
             if isinstance(leaf, Tensor):
                 self._see(leaf.untyped_storage())
@@ -145,15 +146,6 @@ def _sum_of_gradients(first: Tensor, second: Tensor | float, **options: Any) -> 
                 added: Tensor = target.add_(other)
                 return added
     return torch.add(first, second, **options)
-
-
-def _run(func: Any, args: Any, kwargs: Any) -> Any:
-    if func is torch.ops.aten._grouped_mm.default and args[0].dtype != torch.bfloat16:
-        # Its shape rule refuses what the CPU kernel takes: ask in bf16, answer in the dtype asked for.
-        matrices = [matrix.to(torch.bfloat16) for matrix in args[:2]]
-        output = func(*matrices, *args[2:], **kwargs)
-        return output.new_empty_strided(output.shape, output.stride(), dtype=args[0].dtype)
-    return func(*args, **kwargs)
 
 
 def record_step(training: Training, index: int) -> Step:

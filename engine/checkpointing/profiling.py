@@ -16,6 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from engine import fake_ops
 from engine.checkpointing.budget import Profile
 from engine.checkpointing.groups import Labeller, aten, labelling, watch
 from engine.checkpointing.replay import MASK, reads_shape_only, tensors_in, writes_to
@@ -58,7 +59,8 @@ def _traced(spec: RunSpec) -> tuple[tuple[Tape, ...], int]:
         try:
             with FakeTensorMode(allow_non_fake_inputs=True):
                 saved = simulate(spec)[0].memory.saved_activation_bytes or 0
-                tapes = _trace_blocks(build(spec, CPU, initialised=False))
+                with fake_ops.Corrected():
+                    tapes = _trace_blocks(build(spec, CPU, initialised=False))
         except (RuntimeError, DynamicOutputShapeException, DataDependentOutputException):
             saved = MemoryPass(build(spec, CPU)).run(0)[0].saved_bytes()
             tapes = _trace_blocks(build(spec, CPU))

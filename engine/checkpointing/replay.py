@@ -59,11 +59,14 @@ class Value:
         self.tensor, self.step = tensor, None
 
     def fresh(self) -> Tensor:
-        """A copy of its own, for an op that writes to it."""
-        if self.tensor is None:
-            assert self.step is not None
-            return self.step.run()[self.index]
-        return self.tensor.clone()
+        """A copy of its own, for an op that writes to it. Whoever else wants this value has it made once more."""
+        if self.tensor is not None:
+            return self.tensor.clone()
+        step = self.step
+        assert step is not None
+        made = step.run()[self.index]
+        self.tensor, self.step = None, step  # not what `run` made, which is about to be written to
+        return made
 
 
 class View:

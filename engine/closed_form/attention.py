@@ -138,10 +138,10 @@ LARGEST_FLASH_HEAD = 256
 
 
 def kernel_name(context: Context) -> str:
-    """The kernel that really runs: where the fused one cannot, the scores are materialised."""
-    if context.attention == "flash":
-        if context.dropout and not context.cuda:
-            return "standard"
-        if context.cuda and context.arch.head_dim > LARGEST_FLASH_HEAD:
-            return "standard"
-    return context.attention
+    """The kernel that really runs: where the one asked for cannot, the scores are materialised
+    (`engine.attention.select_kernel`). Ours have no dropout, nor has SDPA's on the CPU."""
+    fused_on_cuda = context.cuda and context.attention == "flash"
+    if context.dropout and not fused_on_cuda:
+        return "standard"
+    limited = fused_on_cuda or context.attention == "triton"
+    return "standard" if limited and context.arch.head_dim > LARGEST_FLASH_HEAD else context.attention

@@ -19,6 +19,7 @@ from engine.closed_form.block import block_tape
 from engine.closed_form.ops import context_of
 from engine.errors import UnsupportedError
 from engine.observe import MemoryPass
+from engine.simulate import simulate
 from engine.spec import RunSpec
 from engine.trace import Trace
 from engine.training import build
@@ -41,6 +42,10 @@ TRANSFORMERS = {
                "head_dim": 8, "intermediate_size": 48, "sliding_window": 4},
     "mixtral": {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
                 "intermediate_size": 48, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v3": {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4,
+                    "intermediate_size": 48, "moe_intermediate_size": 16, "n_routed_experts": 4, "n_shared_experts": 1,
+                    "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16,
+                    "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8, "first_k_dense_replace": 1},
 }  # fmt: skip
 
 
@@ -167,6 +172,22 @@ def test_copies_by_head_go_with_the_projections(kind: str, layers: int, kv: int)
     assert dropped_bytes("qkv") == layers * (queries if repeated else 3 * queries)
 
 
+@pytest.mark.parametrize("attention", ["standard", "flash", "tiled"])
+def test_a_kernel_without_dropout_is_not_counted_where_there_is_some(attention: str) -> None:
+    for policy in ("none", "selective:attention-core"):
+        spec = small(attention=attention, dropout=0.1, checkpointing=policy)
+        assert measured(spec).saved_bytes() == predict(spec).memory.saved_activation_bytes, policy
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "deepseek_v3"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("policy", ["none", "selective", "budget-0.5"])
+def test_experts_are_simulated_as_they_run(kind: str, precision: str, policy: str) -> None:
+    spec = transformers_spec(kind, precision=precision, checkpointing=policy)
+    saved = simulate(spec)[0].memory.saved_activation_bytes
+    assert saved == pytest.approx(measured(spec).saved_bytes(), abs=32)  # scalars of the router
+
+
 @pytest.mark.parametrize("fraction", [0.75, 0.5, 0.25, 0.12])
 def test_a_budget_is_kept_and_predicted_to_the_byte(fraction: float) -> None:
     none = measured(small(seq=64)).saved_bytes()
@@ -266,6 +287,46 @@ def run_blocks(policy: str, *, extra: bool = False) -> list[Tensor | None]:
         hidden = block(hidden, scale=index + 1.0)[0]
     hidden.sum().backward()
     return [x.grad, *(parameter.grad for parameter in blocks.parameters())]
+
+
+class Router(nn.Module):
+    """Weights that sum to one, in place: autograd keeps what they were before, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = torch.sigmoid(self.gate(x)) * 2
+        weights /= weights.sum(-1, keepdim=True)
+        weights *= 3
+        return x * weights + weights.tanh()
+
+
+class Routing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = Router()
+
+    def forward(self, x: Tensor) -> Tensor:
+        routed: Tensor = self.mlp(x)
+        return routed
+
+
+@pytest.mark.parametrize("groups", ["mlp-activation", "mlp-in", "mlp-in+mlp-activation"])
+def test_a_value_that_is_written_to_is_saved_as_it_was_before(groups: str) -> None:
+    def run(policy: str) -> list[Tensor | None]:
+        torch.manual_seed(0)
+        blocks = nn.ModuleList(Routing() for _ in range(2))
+        apply_checkpointing(blocks, parse_checkpointing(policy), dropout=False)
+        x = torch.rand(3, 4, requires_grad=True)
+        hidden = x
+        for block in blocks:
+            hidden = block(hidden)
+        hidden.square().sum().backward()
+        return [x.grad, *(parameter.grad for parameter in blocks.parameters())]
+
+    assert_same(run(f"selective:{groups}"), run("none"))
 
 
 @pytest.mark.parametrize("policy", ["per-layer", "every-2", "every-3", "nested"])

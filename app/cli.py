@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 import typer
 from pydantic import ValidationError
@@ -17,7 +19,7 @@ from app.cli_exercise import work_out
 from app.cli_jobs import jobs
 from app.cli_plan import make_plan
 from app.errors import AppError
-from app.flags import grid, with_spec_flags
+from app.flags import Command, grid, with_spec_flags
 from app.settings import Settings, read_settings
 from engine.errors import SpecError
 from engine.methods import expand_for
@@ -42,23 +44,51 @@ app.command("exercise", context_settings=EXERCISE_SETTINGS)(work_out)
 BAD_INPUT = 2
 FAILED = 1
 
-DataDir = Annotated[Path | None, typer.Option(help="Where the database lives (REMAT_DATA_DIR).")]
+DataDir = Annotated[str | None, typer.Option(metavar="PATH", help="Where the database lives (REMAT_DATA_DIR).")]
 AsJson = Annotated[bool, typer.Option("--json", help="One RunResult a line on stdout, and nothing else.")]
 
 
 def main() -> None:
     """The entry point: a user's error is a line on stderr that names the field, and exit code 2; a failure, 1."""
     try:
+        if sys.stdout is None:  # closed by the shell: the next file opened, the database maybe, would take its place
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        try:
+            _command()
+        finally:
+            sys.stdout.flush()  # what cannot be written shows here at the latest
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        _no_stdout(error)
+
+
+def _command() -> None:
+    try:
         app()
     except (SpecError, ValidationError) as error:
         from app.api.problems import field_errors
 
         for fault in field_errors(error):
-            print(f"{fault['field']}: {fault['message']}", file=sys.stderr)
+            _say(f"{fault['field']}: {fault['message']}")
         raise SystemExit(BAD_INPUT) from None
     except AppError as error:
-        print(error, file=sys.stderr)
+        _say(str(error))
         raise SystemExit(error.exit_code) from None
+
+
+def _no_stdout(error: OSError) -> NoReturn:
+    if sys.stdout is not None:  # the interpreter flushes once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not isinstance(error, BrokenPipeError):  # `| head` has read what it wanted
+        _say(f"cannot write to stdout: {error.strerror}")
+    raise SystemExit(FAILED)
+
+
+def _say(line: str) -> None:
+    """A line on stderr. What a message repeats of the input may not steer the terminal."""
+    shown = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
+    print("".join(shown), file=sys.stderr)
 
 
 @app.command()
@@ -210,17 +240,20 @@ def export(
     data_dir: DataDir = None,
 ) -> None:
     """Write stored results to a file, oldest first."""
+    from app.client import check_job_id
     from app.db.migrate import open_database
     from app.db.runs import Filters, every
     from app.exports import encoded
     from app.jobs import queue
 
+    if job_id is not None:
+        check_job_id(job_id)
     settings = read_settings(data_dir=data_dir)
     filters = Filters(job_id=_listed(job_id), method=_listed(method), outcome=_listed(outcome))
     database = open_database(settings.data_dir, settings.busy_seconds)
     with database.read() as session:
         if job_id is not None and queue.get(session, job_id) is None:
-            raise SpecError("job_id", f"no job {job_id[:100]!r} in {settings.data_dir}: see `remat jobs list`")
+            raise SpecError("job_id", f"no job {job_id!r} in {settings.data_dir}: see `remat jobs list`")
         chunks = encoded(format, every(session, filters))
         if str(output) == "-":
             sys.stdout.buffer.writelines(chunks)
@@ -269,6 +302,11 @@ def validate(context: typer.Context) -> None:
     # The torch half of the engine runs as a process of its own, as always.
     command = [sys.executable, "-m", "engine.validate", *context.args]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
+
+
+for group in (app, runs, jobs):
+    for command in group.registered_commands:
+        command.cls = Command
 
 
 if __name__ == "__main__":

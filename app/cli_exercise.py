@@ -69,5 +69,7 @@ def flags(words: Iterable[str]) -> dict[str, str]:
             if not rest:
                 raise SpecError(name[:40], "needs a value")
             value = rest.pop(0)
+        if name.replace("-", "_") in found:
+            raise SpecError(name[:40], "is given twice")
         found[name.replace("-", "_")] = value
     return found

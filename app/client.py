@@ -115,12 +115,16 @@ class Client:
 
 
 def _job_path(job_id: str) -> str:
+    check_job_id(job_id)
+    return f"/jobs/{job_id}"
+
+
+def check_job_id(job_id: str) -> None:
     """Raises SpecError for what no job's id can be."""
     if not JOB_ID.fullmatch(job_id):
         raise SpecError(
             "job_id", f"no job {job_id[:100]!r}: an id is 32 hexadecimal digits, as `remat jobs list` shows"
         )
-    return f"/jobs/{job_id}"
 
 
 def _is_web_address(url: str) -> bool:

@@ -10,12 +10,24 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from app.fields import read, spell
 from engine.errors import SpecError
 from engine.spec import RunSpec
 
 MAX_CONFIG_BYTES = 2**20
+
+
+class Command(TyperCommand):
+    """A command that refuses an option given twice, of which the last would count and the first be lost."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        for option in given:
+            if option.param_type_name == "option" and given.count(option) > 1:
+                ctx.fail(f"{option.opts[0]} is given twice; several values are one list, with commas between.")
+        return super().parse_args(ctx, args)
 
 
 def with_spec_flags(command: Callable[..., None]) -> Callable[..., None]:

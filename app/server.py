@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import socket
 import sqlite3
 import threading
@@ -54,9 +56,15 @@ def run(settings: Settings, *, worker: bool) -> None:
 def _try_to_listen(host: str, port: int) -> None:
     """uvicorn binds only after the application, and with it the worker, is up: too late for a plain message."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    nowhere = AddressRefused(f"{host} is no address this machine can listen on. Choose another --host.")
+    try:
+        socket.getaddrinfo(host.strip("[]"), port, family)
+    except (socket.gaierror, UnicodeError):  # UnicodeError: a part of the name is longer than DNS has it
+        raise nowhere from None
     try:
         socket.create_server((host.strip("[]"), port), family=family).close()
     except OSError as error:
-        raise AddressRefused(
-            f"cannot listen on {host}, port {port}: {error.strerror}. Choose another --port."
-        ) from None
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise nowhere from None
+        reason = os.strerror(error.errno or 0)
+        raise AddressRefused(f"cannot listen on {host}, port {port}: {reason}. Choose another --port.") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import tempfile
@@ -15,6 +16,9 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import SettingsRefused
 from engine.places import data_home
+
+HOST_NAME = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
+"""With a letter in it: 300.1.1.1 is a misspelt address."""
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -93,6 +97,22 @@ class Settings(BaseSettings):
     )
     log_bytes: Annotated[int, Field(ge=1024)] = Field(default=4 * 2**20, description="Log kept for a job.")
 
+    @field_validator("data_dir", "lock_dir", mode="before")
+    @classmethod
+    def _some_folder(cls, value: object) -> object:
+        if isinstance(value, str) and not value.strip():
+            raise ValueError("must name a folder: . is the current one")
+        return value
+
+    @field_validator("host")
+    @classmethod
+    def _address_or_name(cls, value: str) -> str:
+        if not (is_address(value) or HOST_NAME.fullmatch(value)):
+            raise ValueError(
+                f"{value[:100]!r} is no address this machine can listen on: an IP address or a host's name"
+            )
+        return value
+
     @field_validator("allowed_hosts", mode="before")
     @classmethod
     def _commas(cls, value: object) -> object:
@@ -133,14 +153,18 @@ def _as_text(value: object) -> str:
     return shlex.join(value) if isinstance(value, tuple) else str(value)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on `host`."""
-    if host == "localhost":
-        return True
+def is_address(host: str) -> bool:
+    """Whether `host` is an IP address, an IPv6 one perhaps in brackets."""
     try:
-        return ip_address(host.strip("[]")).is_loopback
+        ip_address(host.strip("[]"))
     except ValueError:
         return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens on `host`."""
+    return host == "localhost" or (is_address(host) and ip_address(host.strip("[]")).is_loopback)
 
 
 def read_settings(**chosen: object) -> Settings:

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,8 @@ from engine.spec import expand
 from engine.units import format_bytes
 
 Command = Callable[..., tuple[int, str, str]]
-TINY = ("--model", "gpt:2,64,2,256", "--seq", "32", "--precision", "fp32", "--device", "cpu")
+SMALL = ("--model", "gpt:2,64,2,256", "--precision", "fp32", "--device", "cpu")
+TINY = (*SMALL, "--seq", "32")
 
 
 @pytest.fixture
@@ -79,7 +81,7 @@ def test_the_table_says_what_does_not_fit(remat: Command) -> None:
 
 
 def test_progress_and_notes_name_their_run(remat: Command, capfd: pytest.CaptureFixture[str]) -> None:
-    _, _, err = remat("predict", *TINY, "--method", "simulated", "--seq", "8,16", "--checkpointing", "none,per-layer")
+    _, _, err = remat("predict", *SMALL, "--method", "simulated", "--seq", "8,16", "--checkpointing", "none,per-layer")
     told = [line for line in err.splitlines() if line.endswith(": ok")]
     assert [line.split(":")[0] for line in told] == [
         f"run {number} of 4 ({name})"
@@ -103,7 +105,7 @@ def test_a_simulated_prediction_asks_the_runner(remat: Command) -> None:
 
 
 def test_measure_records_unless_told_not_to(remat: Command, database: object, board: object) -> None:
-    code, out, _ = remat("measure", *TINY, "--seq", "8,16", "--json")
+    code, out, _ = remat("measure", *SMALL, "--seq", "8,16", "--json")
     assert code == 0
     assert [result.spec.seq for result in results(out)] == [8, 16]
     code, _, _ = remat("measure", *TINY, "--no-save", "--json")
@@ -143,6 +145,87 @@ def test_bad_input_is_exit_2_and_names_the_field(remat: Command, words: tuple[st
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "--seq", "8", "--seq", "16"),
+        ("predict", "--seq=8", "--device", "cpu", "--seq", "8"),
+        ("predict", "--method", "simulated", "--method", "closed-form"),
+        ("runs", "export", "--format", "json", "--format", "csv"),
+        ("jobs", "list", "--limit", "5", "--limit", "6"),
+        ("exercise", "1", "--layers", "8", "--layers", "9"),
+    ],
+    ids=" ".join,
+)
+def test_a_flag_given_twice_is_refused(remat: Command, words: tuple[str, ...]) -> None:
+    code, out, err = remat(*words)
+    assert (code, out) == (2, "")
+    assert "given twice" in err.splitlines()[-1]
+    assert words[-2].removeprefix("--").partition("=")[0] in err.splitlines()[-1]
+
+
+FULL = "cannot write to stdout: No space left on device\n"
+CLOSED = "cannot write to stdout: Bad file descriptor\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "redirection", "says"),
+    [
+        pytest.param("runs export", ">/dev/full", FULL, id="csv"),
+        pytest.param("runs export --format parquet", ">/dev/full", FULL, id="parquet"),
+        pytest.param("predict --json", ">/dev/full", FULL, id="a line"),
+        pytest.param("predict", ">/dev/full", FULL, id="a table"),
+        pytest.param("--help", ">/dev/full", FULL, id="help"),
+        pytest.param("runs export", ">&-", CLOSED, id="closed"),
+        pytest.param("predict", ">&-", CLOSED, id="a closed table"),
+        pytest.param("runs export", "| true", "", id="nobody reads"),
+    ],
+)
+def test_what_stdout_cannot_take_is_one_line(settings: Settings, words: str, redirection: str, says: str) -> None:
+    remat = f"set -o pipefail; {sys.executable} -m app.cli {words} {redirection}"
+    environment = {**os.environ, **settings.environment()}
+    ended = subprocess.run(["bash", "-c", remat], capture_output=True, text=True, env=environment, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, "", says)
+
+
+def test_what_a_message_repeats_cannot_steer_the_terminal(remat: Command) -> None:
+    code, _, err = remat("predict", "--model", "a/\x1b[31m\udced\n.json")
+    assert code == 2
+    assert "a/\\x1b[31m\\udced\\n.json" in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [("runs", "export"), ("measure",), ("serve",)], ids=" ".join)
+def test_an_empty_data_dir_is_not_the_current_one(
+    remat: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    code, out, err = remat(*words, "--data-dir", "")
+    assert (code, out) == (2, "")
+    assert "DATA_DIR: must name a folder" in err
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "host", ["", " ", "300.1.1.1", "1.2.3", "a..b", "\x1b[31m", "127.0.0.1:80", "http://localhost"]
+)
+def test_a_host_that_is_no_address_is_said(remat: Command, host: str) -> None:
+    code, out, err = remat("serve", "--host", host)
+    assert (code, out) == (2, "")
+    assert "no address this machine can listen on" in err
+    assert len(err.splitlines()) == 1
+    assert err.rstrip("\n").isprintable()
+
+
+@pytest.mark.parametrize("host", ["nosuch.invalid", "192.0.2.1", "2001:db8::1", "a" * 64])
+def test_an_address_of_no_interface_is_said(remat: Command, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    monkeypatch.setenv("REMAT_TOKEN", "x" * 16)
+    code, out, err = remat("serve", "--host", host)
+    assert (code, out) == (1, "")
+    assert err == f"{host} is no address this machine can listen on. Choose another --host.\n"
+
+
 def test_a_failed_run_is_exit_1(
     remat: Command, monkeypatch: pytest.MonkeyPatch, make_settings: Callable[..., Settings]
 ) -> None:
@@ -157,7 +240,7 @@ def test_a_failed_run_is_exit_1(
 def test_a_runner_that_dies_fails_its_run_and_the_rest_go_on(remat: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     command = " ".join((sys.executable, str(Path(__file__).parent / "fake_runner.py"), "die"))
     monkeypatch.setenv("REMAT_RUNNER_COMMAND", command)
-    code, out, _ = remat("measure", *TINY, "--seq", "8,16", "--json")
+    code, out, _ = remat("measure", *SMALL, "--seq", "8,16", "--json")
     assert code == 1
     assert ["SIGKILL" in str(result.error) for result in results(out)] == [True, True]
 
@@ -206,16 +289,23 @@ def test_plan(remat: Command) -> None:
 
 
 def test_export(remat: Command) -> None:
-    remat("measure", *TINY, "--seq", "8,16", "--json")
+    remat("measure", *SMALL, "--seq", "8,16", "--json")
     code, out, _ = remat("runs", "export", "--method", "measured")
     assert code == 0
     assert [row["spec.seq"] for row in csv.DictReader(io.StringIO(out))] == ["8", "16"]
 
 
 def test_export_of_an_unknown_job_is_refused(remat: Command) -> None:
-    code, out, err = remat("runs", "export", "--job-id", "nonsense")
+    for job_id in ("nonsense", "0" * 32):
+        code, out, err = remat("runs", "export", "--job-id", job_id)
+        assert (code, out) == (2, "")
+        assert err.startswith(f"job_id: no job '{job_id}'")
+
+
+def test_a_job_id_that_is_no_text_is_refused(remat: Command) -> None:
+    code, out, err = remat("runs", "export", "--job-id", "\udced\udca0\udc80")
     assert (code, out) == (2, "")
-    assert err.startswith("job_id: no job 'nonsense'")
+    assert err.startswith("job_id: no job '\\udced")
 
 
 def test_doctor_tells_what_is_there(remat: Command) -> None:

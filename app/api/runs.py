@@ -25,19 +25,21 @@ router = APIRouter(tags=["runs"])
 
 Id = Annotated[str, Path(pattern="^[0-9a-f]{32}$", description="A run's id.")]
 Accepted = Annotated[list[Annotated[str, Field(max_length=2000)]], Field(max_length=50)]
+Ids = Annotated[list[Annotated[str, Field(pattern="^[0-9a-f]{32}$")]], Field(max_length=50)]
 MAX_EXPORT = 100_000
 
 
 class FilterQuery(BaseModel):
     """Repeat a parameter to accept several values."""
 
-    job_id: Annotated[list[Annotated[str, Field(pattern="^[0-9a-f]{32}$")]], Field(max_length=50)] = []
+    ids: Ids = Field(default=[], description="Only these runs.")
+    job_id: Ids = []
     method: list[Method] = []
     outcome: list[Outcome] = []
 
     def filters(self) -> Filters:
         spec = {key: getattr(self, key) for key in RunSpec.model_fields if getattr(self, key)}
-        return Filters(spec, self.job_id, self.method, self.outcome)
+        return Filters(spec, self.job_id, self.method, self.outcome, self.ids)
 
 
 def _with_spec_fields(name: str, base: type[FilterQuery]) -> Any:

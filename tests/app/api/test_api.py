@@ -240,6 +240,12 @@ def test_a_value_that_no_run_can_have_is_refused(client: TestClient, path: str, 
     assert response.json()["errors"][0]["field"].startswith(query.partition("=")[0])
 
 
+def test_runs_are_found_by_id(client: TestClient, stored: list[RunResult]) -> None:
+    wanted = [stored[0].id, stored[3].id]
+    items = client.get("/runs.json", params={"ids": wanted, "sort": "created_at"}).json()["items"]
+    assert [item["id"] for item in items] == wanted
+
+
 def test_a_job_without_runs_has_none(client: TestClient, stored: list[RunResult]) -> None:
     assert client.get(f"/api/v1/runs?job_id={ID}").json()["items"] == []
 

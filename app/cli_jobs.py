@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from app.api.schemas import Status
 from app.client import Client
 from app.flags import grid, with_spec_flags
 from app.settings import read_settings
@@ -49,7 +50,7 @@ def submit(
 
 @jobs.command("list")
 def list_jobs(
-    status: Annotated[str | None, typer.Option(help="Only this state.")] = None,
+    status: Annotated[Status | None, typer.Option(help="Only this state.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=200)] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="One job a line.")] = False,
     url: Url = None,

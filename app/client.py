@@ -130,7 +130,13 @@ def check_job_id(job_id: str) -> None:
 def _is_web_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        return (
+            url.isascii()
+            and url.isprintable()
+            and parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0
+        )
     except ValueError:  # brackets that do not match, a port that is no number
         return False
 

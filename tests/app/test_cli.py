@@ -370,6 +370,10 @@ def test_a_port_in_use_is_one_line_before_anything_starts(remat: Command) -> Non
         (("jobs", "list", "--url", "zzz"), "url"),
         (("jobs", "list", "--url", "file:///etc"), "url"),
         (("jobs", "list", "--url", "http://[::1"), "url"),
+        (("jobs", "list", "--url", "http://\udcff/"), "url"),
+        (("jobs", "list", "--url", "http://127.0.0.1/\x1b"), "url"),
+        (("jobs", "list", "--status", "fialed"), "--status"),
+        (("jobs", "list", "--status", "\udcff"), "--status"),
         (("jobs", "list", "--url", "http://127.0.0.1:port"), "url"),
         (("jobs", "submit", "--key", "a\nb"), "key"),
         (("jobs", "show", "nosuch"), "no job 'nosuch': an id is 32 hexadecimal digits"),
@@ -377,7 +381,7 @@ def test_a_port_in_use_is_one_line_before_anything_starts(remat: Command) -> Non
         (("jobs", "cancel", "0" * 31), "no job"),
         (("jobs", "retry", "nosuch"), "no job"),
     ],
-    ids=" ".join,
+    ids=lambda value: ascii(" ".join(value)) if isinstance(value, tuple) else value,
 )
 def test_what_cannot_be_reached_or_written_names_its_flag(remat: Command, words: tuple[str, ...], field: str) -> None:
     code, out, err = remat(*words)

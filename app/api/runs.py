@@ -89,6 +89,9 @@ def list_runs(query: Annotated[RunsQuery, Query()], needs: Needs) -> Response:
         with needs.database.read() as session:
             page = runs.page(session, filters, query.sort, query.limit or 50, query.cursor)
         return JSONResponse({"items": page.items, "next_cursor": page.next_cursor})
+    for name in ("sort", "cursor"):
+        if name in query.model_fields_set:
+            raise SpecError(name, "only with format=json: a file holds all that match, oldest first")
     limit = query.limit or MAX_EXPORT
     if query.format == "csv":
         _check(needs.database, filters)

@@ -305,6 +305,14 @@ def test_csv_holds_what_the_list_holds(client: TestClient, stored: list[RunResul
     assert rows[0]["memory.device_peak_bytes"] == "200"
 
 
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+@pytest.mark.parametrize("query", ["sort=-spec.seq", "cursor=abc"])
+def test_a_file_has_no_pages_and_one_order(client: TestClient, format: str, query: str) -> None:
+    response = client.get(f"/api/v1/runs?format={format}&{query}")
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["field"] == query.partition("=")[0]
+
+
 def test_csv_is_harmless_in_a_spreadsheet(client: TestClient, settings: Settings) -> None:
     database = open_database(settings.data_dir)
     with database.write() as session:

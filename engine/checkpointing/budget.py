@@ -44,10 +44,12 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A model's blocks as tapes (equal blocks share one), and what is kept outside them whatever the plan."""
+    """A model's blocks as tapes (equal blocks share one), and what is kept outside them: whatever the plan, and only
+    where something is recomputed (a mask that every block reads)."""
 
     tapes: tuple[Tape, ...]
     outside_bytes: int
+    shared_bytes: int = 0
 
     @property
     def none_bytes(self) -> int:
@@ -95,10 +97,15 @@ def input_bytes(tape: Tape) -> int:
 def plan_budget(profile: Profile, fraction: float, card: Rates) -> Plan:
     """Raises UnsupportedError if nothing keeps so little, with the least fraction that something does."""
     allowed = int(fraction * profile.none_bytes)
-    spare = allowed - profile.outside_bytes
+    if allowed >= profile.none_bytes:
+        return Plan(
+            tuple(map(Keep, range(len(profile.tapes)))), profile.none_bytes, allowed, 0.0, 0.0, "nothing to solve"
+        )
+    outside = profile.outside_bytes + profile.shared_bytes
+    spare = allowed - outside
     inputs = [input_bytes(tape) for tape in profile.tapes]
     if spare < inputs[0]:
-        least = (profile.outside_bytes + inputs[0]) / profile.none_bytes
+        least = (outside + inputs[0]) / profile.none_bytes
         raise UnsupportedError(
             "checkpointing",
             f"budget-{fraction:g} is below what any plan keeps: {least:.3f} of none's activations is outside the blocks"
@@ -110,7 +117,7 @@ def plan_budget(profile: Profile, fraction: float, card: Rates) -> Plan:
     chosen, gap = choose([options[id(tape)] for tape in profile.tapes], spare)
     return Plan(
         tree=tuple(option.node(block) for block, option in enumerate(chosen)),
-        kept_bytes=profile.outside_bytes + sum(option.kept_bytes for option in chosen),
+        kept_bytes=outside + sum(option.kept_bytes for option in chosen),
         budget_bytes=allowed,
         recompute_seconds=sum(option.seconds for option in chosen),
         gap=gap,
@@ -128,7 +135,7 @@ def _nested_plan(profile: Profile, inputs: Sequence[int], spare: int, allowed: i
     assert nesting is not None  # the first input fits: checked by the caller
     return Plan(
         tree=nesting.tree,
-        kept_bytes=profile.outside_bytes + sum(inputs[first] for first in _firsts(nesting.tree)),
+        kept_bytes=profile.outside_bytes + profile.shared_bytes + sum(inputs[first] for first in _firsts(nesting.tree)),
         budget_bytes=allowed,
         recompute_seconds=nesting.seconds,
         gap=1 - nesting.bound_seconds / nesting.seconds,

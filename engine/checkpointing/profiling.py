@@ -39,15 +39,16 @@ def profile(spec: RunSpec) -> Profile:
     neutral = {"offload_optimizer": "none", "offload_parameters": "none", "offload_activations": "none"}
     bare = spec.model_copy(update={**neutral, "checkpointing": "none", "sharding": "none", "world_size": 1})
     if spec.runs_transformers:
-        tapes, saved = _traced(bare)
+        tapes, saved, shared = _traced(bare)
     else:
-        tapes = (block_tape(context_of(bare)),) * spec.architecture.layers
+        tapes, shared = (block_tape(context_of(bare)),) * spec.architecture.layers, 0
         saved = predict(bare).memory.saved_activation_bytes or 0
-    return Profile(tapes, saved - sum(total_bytes(tape.saved.values()) for tape in tapes))
+    return Profile(tapes, saved - sum(total_bytes(tape.saved.values()) for tape in tapes), shared)
 
 
-def _traced(spec: RunSpec) -> tuple[tuple[Tape, ...], int]:
-    """Tapes of every block, equal ones shared, and the bytes that a whole forward pass saves.
+def _traced(spec: RunSpec) -> tuple[tuple[Tape, ...], int, int]:
+    """Tapes of every block, equal ones shared; the bytes that a whole forward pass saves; the bytes besides that blocks
+    read and that come from outside them (masks).
 
     On fake tensors; where an operator has no fake form or its sizes depend on values (experts), one real step.
     """
@@ -60,17 +61,18 @@ def _traced(spec: RunSpec) -> tuple[tuple[Tape, ...], int]:
             with FakeTensorMode(allow_non_fake_inputs=True):
                 saved = simulate(spec)[0].memory.saved_activation_bytes or 0
                 with fake_ops.Corrected():
-                    tapes = _trace_blocks(build(spec, CPU, initialised=False))
+                    tapes, read = _trace_blocks(build(spec, CPU, initialised=False))
         except (RuntimeError, DynamicOutputShapeException, DataDependentOutputException):
             saved = MemoryPass(build(spec, CPU)).run(0)[0].saved_bytes()
-            tapes = _trace_blocks(build(spec, CPU))
+            tapes, read = _trace_blocks(build(spec, CPU))
     shared: list[Tape] = []
     for tape in tapes:
         shared.append(next((other for other in shared if other == tape), tape))
-    return tuple(shared), saved
+    return tuple(shared), saved, read
 
 
-def _trace_blocks(training: Training) -> list[Tape]:
+def _trace_blocks(training: Training) -> tuple[list[Tape], int]:
+    """The tapes, and the bytes that blocks read and nobody keeps otherwise."""
     assert isinstance(training.model, HuggingFaceModel)
     recorders: list[_TracedBlock] = []
     for stack in training.model.block_lists:
@@ -78,7 +80,10 @@ def _trace_blocks(training: Training) -> list[Tape]:
             recorders.append(_TracedBlock(block))
             stack[index] = recorders[-1]
     training.step(0)
-    return [recorder.tape for recorder in recorders if recorder.tape is not None]
+    state = {t.untyped_storage()._cdata for t in (*training.model.parameters(), *training.model.buffers())}
+    foreign = {storage: size for recorder in recorders for storage, size in recorder.foreign.items()}
+    read = sum(size for storage, size in foreign.items() if storage not in state)
+    return [recorder.tape for recorder in recorders if recorder.tape is not None], read
 
 
 class _TracedBlock(nn.Module):
@@ -88,6 +93,7 @@ class _TracedBlock(nn.Module):
         super().__init__()
         self.inside = block
         self.tape: Tape | None = None
+        self.foreign: dict[int, int] = {}
         watch(block)
 
     def __getattr__(self, name: str) -> Any:
@@ -99,9 +105,10 @@ class _TracedBlock(nn.Module):
     def forward(self, x: Tensor, *arguments: Any, **options: Any) -> Any:
         with labelling() as labeller:
             tracer = Tracer(x, labeller)
+            tracer.note_foreign(tensors_in((arguments, options)))  # a block that runs again holds all of them
             with saved_tensors_hooks(tracer.pack, lambda saved: saved), tracer:
                 output = self.inside(x, *arguments, **options)
-        self.tape = tracer.finish()
+        self.tape, self.foreign = tracer.finish(), tracer.foreign
         return output
 
 
@@ -119,11 +126,17 @@ class Tracer(TorchDispatchMode):
         self.rows: list[dict[str, Any]] = []
         self.saves: list[tuple[int, str]] = []
         """(index of the newest op, name)."""
+        self.foreign: dict[int, int] = {}
+        """Storages from outside the block that it reads and autograd does not keep, with their bytes."""
+        self.packed: set[int] = set()
         self._name(x, self.tape.input(_row("x", x, "")))
 
     def pack(self, tensor: Tensor) -> Tensor:
-        if name := self.names.get(tensor.untyped_storage()._cdata):
+        storage = tensor.untyped_storage()._cdata
+        if name := self.names.get(storage):
             self.saves.append((max(0, len(self.rows) - 1), name))
+        else:
+            self.packed.add(storage)
         return tensor
 
     def _name(self, tensor: Tensor, row: Row) -> None:
@@ -154,7 +167,9 @@ class Tracer(TorchDispatchMode):
     def _note(self, func: Any, group: str, inputs: Iterable[Tensor], made: list[Tensor], flops: int) -> None:
         known = [self.names[t.untyped_storage()._cdata] for t in inputs if t.untyped_storage()._cdata in self.names]
         reads = () if reads_shape_only(func) else tuple(n for n in dict.fromkeys(known) if n not in self.shape_only)
-        foreign = sum(t.nbytes for t in inputs if t.untyped_storage()._cdata not in self.names)
+        outside = [t for t in inputs if t.untyped_storage()._cdata not in self.names]
+        if not reads_shape_only(func):
+            self.note_foreign(outside)
         rows = []
         for index, tensor in enumerate(made):
             row = _row(
@@ -167,14 +182,20 @@ class Tracer(TorchDispatchMode):
                 self.shape_only.add(row.name)
         self.rows.append(
             {"name": f"{len(self.rows)} {func}", "group": group, "reads": reads, "makes": tuple(rows), "flops": flops,
-             "product": flops > 0, "weight_bytes": foreign}
+             "product": flops > 0, "weight_bytes": sum(t.nbytes for t in outside)}
         )  # fmt: skip
+
+    def note_foreign(self, tensors: Iterable[Tensor]) -> None:
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        self.foreign |= {storage._cdata: storage.nbytes() for storage in storages if storage._cdata not in self.names}
 
     def finish(self) -> Tape:
         for index, row in enumerate(self.rows):
             saves = tuple(dict.fromkeys(name for at, name in self.saves if at == index))
             self.tape.ops.append(Op(**row, saves=saves))
         self.alive.clear()
+        for storage in self.packed:
+            self.foreign.pop(storage, None)
         return self.tape
 
 

@@ -200,6 +200,16 @@ def test_a_budget_is_kept_and_predicted_to_the_byte(fraction: float) -> None:
     assert any(note.startswith(f"checkpointing: budget-{fraction:g}: blocks 0") for note in training.notes)
 
 
+@pytest.mark.parametrize(("kind", "fractions"), [("gpt2", (0.15, 0.19, 0.4)), ("qwen3", (0.18, 0.22, 0.5))])
+def test_a_mask_from_outside_the_blocks_counts_in_a_budget(kind: str, fractions: tuple[float, ...]) -> None:
+    """Who makes scores again keeps the mask: one for all blocks, and much of what so few of them keep."""
+    fields = {"micro_batch": 1, "seq": 32}
+    none = measured(transformers_spec(kind, **fields)).saved_bytes()
+    for fraction in fractions:
+        spec = transformers_spec(kind, **fields, checkpointing=f"budget-{fraction}")
+        assert measured(spec).saved_bytes() <= fraction * none
+
+
 @pytest.mark.slow
 def test_what_transformers_blocks_keep_is_traced_to_the_byte() -> None:
     """The traced tapes of LLaMA's class predict what the real run keeps under a plan made of them."""

@@ -10,6 +10,7 @@
 | a projection of an MLP           | `mlp-out` if named so, else `mlp-in`                                          |
 | an MLP, outside those            | `mlp-activation`; a bare matmul (experts): `mlp-in`, behind an activation      |
 |                                  | `mlp-out`                                                                     |
+| `fc1`, `activation_fn`, `fc2`    | `mlp-in`, `mlp-activation`, `mlp-out`, where the block has no MLP module       |
 | dropout, anywhere                | `dropout`: the mask, and what is multiplied by it                             |
 | the block itself (residual sums) | the group of the branch that ends there: `attention-out` or `mlp-out`          |
 
@@ -61,6 +62,8 @@ ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 MLP = re.compile(r"mlp|feed_?forward|ffn|moe|experts|(?<!self)densereludense", re.IGNORECASE)
 NORM = re.compile(r"norm", re.IGNORECASE)
 ATTENTION_OUT = re.compile(r"^(o|out|o_proj|out_proj|c_proj|dense|wo|output|linear_out)$", re.IGNORECASE)
+BARE_MLP = {"fc1": "mlp-in", "activation_fn": "mlp-activation", "fc2": "mlp-out"}
+"""Of families (OPT, XGLM) that have no MLP module: its parts are the block's own."""
 MLP_OUT = re.compile(r"^(down|down_proj|c_proj|fc2|fc_out|w2|wo|dense_4h_to_h|output|lin2|out_proj)$", re.IGNORECASE)
 
 
@@ -74,7 +77,7 @@ def role_of(name: str, module: nn.Module, scope: str) -> str | None:
     if scope == "":
         if ATTENTION.search(kind) or ATTENTION.search(name):
             return "attention"
-        return "mlp" if MLP.search(kind) or MLP.search(name) else None
+        return "mlp" if MLP.search(kind) or MLP.search(name) else BARE_MLP.get(name)
     weight = getattr(module, "weight", None)
     if isinstance(weight, Tensor) and weight.dim() == 2:
         if scope == "attention":

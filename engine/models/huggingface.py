@@ -95,11 +95,11 @@ def build_huggingface(
     """
     transformers = _transformers()
     config = transformers_config(arch)
-    for name in DROPOUT_FIELDS:
-        if isinstance(getattr(config, name, None), float | int):
-            setattr(config, name, dropout)
+    dropped = _set_dropout(config, dropout)
     cls = model_class(config)
     notes = [_choose_attention(config, cls, attention, kernel)]
+    if dropout and not dropped:
+        notes.append(f"dropout: {cls.__name__} has none")
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -109,6 +109,16 @@ def build_huggingface(
         torch.set_default_dtype(default)
     notes.append(f"model: run as transformers' {cls.__name__} {transformers.__version__}, with its own loss")
     return HuggingFaceModel(model, [note for note in notes if note])
+
+
+def _set_dropout(config: Any, dropout: float) -> bool:
+    """Whether the class has any. MPT keeps one of its rates in a config of the attention's own, which takes no
+    fraction if asked."""
+    places = [(part, name) for part in (config, getattr(config, "attn_config", None)) for name in DROPOUT_FIELDS]
+    found = [(part, name) for part, name in places if isinstance(getattr(part, name, None), float | int)]
+    for part, name in found:
+        vars(part)[name] = dropout
+    return bool(found)
 
 
 def _transformers() -> Any:

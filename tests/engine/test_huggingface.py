@@ -57,6 +57,32 @@ def test_a_capped_head_refuses_the_chunked_loss() -> None:
         build(RunSpec(model=TRANSFORMERS["gemma2"], seq=32, loss_chunks=4), CPU).step(0)
 
 
+BARE = {
+    "mpt": {"model_type": "mpt", "n_layers": 2, "d_model": 32, "n_heads": 4, "vocab_size": 64, "max_seq_len": 32},
+    "opt": {"model_type": "opt", "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "ffn_dim": 48,
+            "vocab_size": 64, "max_position_embeddings": 32, "word_embed_proj_dim": 32},
+}  # fmt: skip
+"""Small configs of families that do something in a way of their own."""
+
+
+def bare(kind: str, **fields: object) -> RunSpec:
+    return RunSpec.model_validate({"model": BARE[kind], "seq": 16, "precision": "fp32", "device": "cpu"} | fields)
+
+
+@pytest.mark.parametrize("kind", BARE)
+def test_dropout_reaches_every_family(kind: str) -> None:
+    plain, dropped = (build(bare(kind, dropout=rate), CPU)._forward(0).item() for rate in (0.0, 0.5))
+    assert plain != dropped
+
+
+def test_a_block_without_an_mlp_module_has_its_groups() -> None:
+    def saved(policy: str) -> int:
+        return simulate(bare("opt", checkpointing=policy))[0].memory.saved_activation_bytes or 0
+
+    assert saved("selective:mlp-activation") <= saved("none")
+    assert saved("selective:norms+mlp-in+mlp-activation") < saved("selective:norms")
+
+
 def test_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("the network was asked for something")

@@ -278,10 +278,12 @@ def _data_bytes() -> int:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """CUDA raises its own class; the CPU allocator a RuntimeError that says so."""
+    """CUDA raises its own class; the CPU allocator a RuntimeError that says so, a thread without room for its stack
+    another."""
     if isinstance(error, torch.OutOfMemoryError | OutOfMemory | MemoryError):
         return True
-    return "can't allocate memory" in str(error) or "Cannot allocate memory" in str(error)
+    said = ("can't allocate memory", "Cannot allocate memory", "Resource temporarily unavailable")
+    return any(words in str(error) for words in said)
 
 
 def _out_of_memory(spec: RunSpec, device: torch.device, error: BaseException) -> RunResult:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from engine.checkpoint_names import parse_checkpointing
 from engine.errors import UnsupportedError
 from engine.result import Method
 from engine.spec import RunSpec, expand
@@ -40,7 +41,14 @@ def _refusals(spec: RunSpec, method: Method, device: str) -> Iterator[tuple[str,
         return
     wrong = not training and spec.runs_transformers
     yield "model, mode", wrong, f"{method} inference runs in our decoder, which has no {arch.model_type} style"
+    if training:
+        yield from _untrainable(spec)
     if method == "simulated":
+        yield (
+            "attention",
+            spec.attention == "triton",
+            "the triton kernel is not simulated, as it needs a CUDA device: tiled and flash keep the same",
+        )
         sharded = spec.sharding != "none" and spec.world_size > 1
         yield (
             "sharding, offload_*",
@@ -66,3 +74,29 @@ def _refusals(spec: RunSpec, method: Method, device: str) -> Iterator[tuple[str,
             "ranks are measured with offloading only as zero-3 on CUDA with offload_parameters=cpu and "
             "offload_optimizer=cpu (FSDP2's policy); measure other offloading with world_size=1",
         )
+
+
+def _untrainable(spec: RunSpec) -> Iterator[tuple[str, bool, str]]:
+    """What no step of the spec could do, simulated or measured."""
+    arch, plan = spec.architecture, parse_checkpointing(spec.checkpointing)
+    none_drops = spec.dropout == 0.0 and "dropout" in (plan.groups or ())
+    yield "checkpointing, dropout", none_drops, "there is no dropout to recompute: leave it out, or set dropout"
+    stacks = arch.family == "encoder-decoder"
+    yield "checkpointing", stacks and plan.kind == "budget", "budget-F plans one stack of blocks; this model has two"
+    offloaded = spec.offload_parameters != "none"
+    yield (
+        "offload_parameters",
+        stacks and offloaded,
+        "a decoder's blocks wait for an encoder: offload the optimizer only",
+    )
+    name = "loss" if spec.loss == "fused" else "loss_chunks"
+    fused = spec.loss == "fused" or spec.loss_chunks > 1
+    yield (
+        name,
+        fused and arch.family.startswith("encoder"),
+        f"{arch.model_type} has a loss of its own: use loss=auto, loss_chunks=1",
+    )
+    if plan.kind == "budget" and not spec.runs_transformers:
+        from engine.closed_form.training import schedule_of  # asks this module what a closed form can do
+
+        schedule_of(spec)

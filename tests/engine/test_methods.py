@@ -22,6 +22,20 @@ REFUSED = [
         "simulated", {"sharding": "zero-3", "world_size": 2048}, "world_size: zero-3 is simulated over up to 1,024",
         id="many simulated ranks",
     ),
+    pytest.param("simulated", {"attention": "triton"}, "attention: the triton kernel is not simulated", id="triton"),
+    *(
+        pytest.param(method, fields, says, id=f"{method} {name}")
+        for method in ("simulated", "measured")
+        for name, fields, says in (
+            ("no dropout", {"checkpointing": "selective:norms+dropout"}, "checkpointing, dropout: there is no dropout"),
+            ("tiny budget", {"checkpointing": "budget-0.001"}, "checkpointing: budget-0.001 is below what any plan"),
+            ("t5, budget", {"model": "t5-base", "checkpointing": "budget-0.5"}, "checkpointing: .* one stack"),
+            ("t5, fused loss", {"model": "t5-base", "loss": "fused"}, "loss: t5 has a loss of its own"),
+            ("bert, chunks", {"model": "bert-large", "loss_chunks": 2}, "loss_chunks: bert has a loss of its own"),
+            ("t5, offload", {"model": "t5-base", "offload_parameters": "cpu", "offload_optimizer": "cpu"},
+             "offload_parameters: a decoder's blocks wait"),
+        )
+    ),
     pytest.param("measured", {"world_size": 17}, "world_size: at most 16 ranks", id="many measured ranks"),
     pytest.param(
         "measured", {"world_size": 2, "offload_activations": "cpu", "device": "cpu"},

@@ -46,10 +46,8 @@ OURS = re.compile(r"remat(::|\.).*attention")
 """Our attention kernels are operators of the `remat` namespace with this in their name."""
 
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten._grouped_mm.default}
-CORE_BEGINS = {
-    aten.clone.default, aten._to_copy.default, aten.new_full.default, aten._softmax.default, aten._safe_softmax.default
-}  # fmt: skip
-"""Beside products: keys repeated or cast up for them, the causal bias, and the softmax."""
+CORE_BEGINS = {aten.new_full.default, aten._softmax.default, aten._safe_softmax.default}
+"""Beside products: the causal bias, and the softmax."""
 COPIES = {aten.clone.default, aten._to_copy.default}
 """Of q, k or v for the products: whole heads one after the other, or the dtype that autocast wants."""
 CORE_PRODUCTS = 2  # QKᵀ and PV; a fused kernel is both
@@ -165,8 +163,8 @@ class Labeller:
         if self.core_products >= CORE_PRODUCTS:
             self.branch = "attention-out"
             return "attention-out"
-        if func in COPIES and not _any_in(inputs, self.core) and not _enlarges(func, inputs[0]):
-            return "qkv"
+        if func in COPIES and not _any_in(inputs, self.core):
+            return "attention-core" if _enlarges(func, inputs[0]) else "qkv"
         if func in FUSED_ATTENTION or OURS.match(str(func)):
             self.core_products = CORE_PRODUCTS
             return "attention-core"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import Response
@@ -22,6 +22,7 @@ from app.pages.labels import MAIN, facts, full_spec, run_label, varying
 from app.pages.render import address, page
 from app.pages.views import PEAK, SPEED, Result, peak_bars, percent_off, prediction, signed_percent
 from engine.errors import SpecError
+from engine.result import Method, Outcome
 from engine.units import format_bytes, format_count, format_seconds
 
 router = APIRouter(include_in_schema=False)
@@ -93,6 +94,11 @@ def filters_of(request: Request) -> dict[str, list[str]]:
 
 
 def as_filters(chosen: Mapping[str, Sequence[str]]) -> runs.Filters:
+    """Raises SpecError for a method or an outcome that there is not."""
+    for key, accepted in (("method", get_args(Method)), ("outcome", get_args(Outcome))):
+        for value in chosen.get(key, ()):
+            if value not in accepted:
+                raise SpecError(key, f"{value[:40]!r} is not known; one of {', '.join(accepted)}")
     own = {key: chosen[key] for key in ("job_id", "method", "outcome", "ids") if key in chosen}
     return runs.Filters(spec={key: values for key, values in chosen.items() if key not in own}, **own)
 

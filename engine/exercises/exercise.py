@@ -54,6 +54,8 @@ class Input:
             if written not in self.choices:
                 raise refused
             return written
+        if not re.fullmatch(r"[-+0-9.eE]+", written):
+            raise refused
         try:
             number = int(written) if isinstance(self.default, int) else float(written)
         except ValueError:

@@ -245,6 +245,7 @@ def test_htmx_gets_the_piece_it_asked_for(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("path", "status"),
     [("/nowhere", 404), ("/jobs/zz", 404), ("/runs/zz", 404), ("/jobs?status=odd", 422), ("/runs?sort=odd", 422),
+     ("/runs?outcome=odd", 422),
      ("/explore?x=odd", 422), ("/compare", 422), ("/compare?ids=a,b", 404), ("/?seq=0", 422), ("/?seq=1&seq=2", 200)],
 )  # fmt: skip
 def test_a_browser_is_told_in_a_page(client: TestClient, path: str, status: int) -> None:

@@ -27,7 +27,9 @@ def test_no_choice_at_all_is_a_choice():
 
 
 @pytest.mark.parametrize(("number", "each"), ALL, ids=IDS)
-@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "?", "+", "-1", "1e999", "x", "0x10", "1;2", "\x00", "9" * 40])
+@pytest.mark.parametrize(
+    "text", ["nan", "inf", "-inf", "?", "+", "-1", "1e999", "x", "0x10", "1_0", "１", "1;2", "\x00", "9" * 40]
+)
 def test_nonsense_is_refused_by_name_and_with_what_is_accepted(number, each, text):
     with pytest.raises(SpecError) as refused:
         solve(number, {each.name: text})

@@ -42,21 +42,27 @@ def frontier(points: Sequence[Point], *, x_up: bool = False, y_up: bool = True) 
 def knee(points: Sequence[Point], *, x_up: bool = False, y_up: bool = True) -> Point | None:
     """The frontier point nearest to the ideal corner, each axis scaled to the frontier's own range.
 
-    Of two equally near, the one that costs less on x. None where there is no trade to judge: a front of fewer than
-    LEAST_POINTS points, or one that is flat on an axis.
+    With one point, that point; of two equally near, the one that costs less on x.
     """
     front = frontier(points, x_up=x_up, y_up=y_up)
-    if len(front) < LEAST_POINTS or _flat([point.x for point in front]) or _flat([point.y for point in front]):
+    if not front:
         return None
     costs = {point: _cost(point, x_up, y_up) for point in front}
     low = [min(cost[axis] for cost in costs.values()) for axis in (0, 1)]
-    range_ = [max(cost[axis] for cost in costs.values()) - low[axis] for axis in (0, 1)]
+    range_ = [max(cost[axis] for cost in costs.values()) - low[axis] or 1.0 for axis in (0, 1)]
 
     def distance(point: Point) -> tuple[float, float]:
         away = [(costs[point][axis] - low[axis]) / range_[axis] for axis in (0, 1)]
         return away[0] ** 2 + away[1] ** 2, costs[point][0]
 
     return min(front, key=distance)
+
+
+def bends(front: Sequence[Point]) -> bool:
+    """Whether a front's knee is worth pointing at: it has LEAST_POINTS points, and is flat on neither axis."""
+    return len(front) >= LEAST_POINTS and not any(
+        _flat(values) for values in ([p.x for p in front], [p.y for p in front])
+    )
 
 
 def _flat(values: Sequence[float]) -> bool:

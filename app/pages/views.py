@@ -144,15 +144,16 @@ def _in_a_sentence(dimension: Dimension) -> str:
 
 
 def _front(results: Sequence[Result], x: Dimension, y: Dimension) -> tuple[list[str], str | None]:
-    """Ids of the Pareto frontier and of its knee, among the runs that ended well."""
+    """Ids of the Pareto frontier, and of its knee where that is worth pointing at, of the runs that ended well."""
     known = [
         tradeoff.Point(result["id"], at_x, at_y)
         for result in results
         if result["outcome"] == "ok" and (at_x := x.of(result)) is not None and (at_y := y.of(result)) is not None
     ]
     better = {"x_up": tradeoff.more_is_better(x.key), "y_up": tradeoff.more_is_better(y.key)}
-    best = tradeoff.knee(known, **better)
-    return [point.id for point in tradeoff.frontier(known, **better)], best.id if best else None
+    front = tradeoff.frontier(known, **better)
+    best = tradeoff.knee(known, **better) if tradeoff.bends(front) else None
+    return [point.id for point in front], best.id if best else None
 
 
 def _caption(points: Sequence[Point], y: Dimension) -> str:

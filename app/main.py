@@ -6,6 +6,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.staticfiles import StaticFiles
@@ -19,7 +20,9 @@ from app.pages.errors import ErrorPages
 from app.services import Services, State
 from app.settings import Settings, static_directory
 
-ERRORS = dict.fromkeys((400, 403, 404, 413, 422, 500, 502, 503), problems.PROBLEM_SCHEMA)
+ERRORS: dict[int | str, dict[str, Any]] = dict.fromkeys(
+    (400, 403, 404, 413, 422, 500, 502, 503), problems.PROBLEM_SCHEMA
+)
 
 
 def create_app(
@@ -54,7 +57,7 @@ def create_app(
         generate_unique_id_function=lambda route: route.name,
         redirect_slashes=False,
     )
-    api = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[queries.KNOWN_QUERY])  # type: ignore[arg-type]
+    api = APIRouter(prefix="/api/v1", responses=ERRORS, dependencies=[queries.KNOWN_QUERY])
     for module in (catalog, predictions, plans, jobs, runs, exercises):
         api.include_router(module.router)
     app.include_router(api)

@@ -170,7 +170,7 @@ def _time_steps(training: Training, progress: Progress) -> tuple[Timing, list[fl
         phases[name][index] += time.perf_counter() - start - waited
         phases["exposed_transfer"][index] += waited
 
-    seconds, losses, index = list[float](), list[float](), 0
+    seconds, losses = [], []
     for index in range(spec.steps):
         progress("timing", index + 1, spec.steps)
         _synchronize(device)

@@ -97,6 +97,8 @@ def _untrainable(spec: RunSpec) -> Iterator[tuple[str, bool, str]]:
         f"{arch.model_type} has a loss of its own: use loss=auto, loss_chunks=1",
     )
     if plan.kind == "budget" and not spec.runs_transformers:
-        from engine.closed_form.training import schedule_of  # asks this module what a closed form can do
+        # Here, since the closed form asks this module what it can do.
+        from engine.checkpointing.budget import spare_bytes
+        from engine.closed_form.training import budget_profile
 
-        schedule_of(spec)
+        spare_bytes(budget_profile(spec), plan.budget)

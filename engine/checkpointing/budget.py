@@ -94,23 +94,26 @@ def input_bytes(tape: Tape) -> int:
     return total_bytes(tensor for tensor in tape.inputs.values() if not tensor.parameter)
 
 
-def plan_budget(profile: Profile, fraction: float, card: Rates) -> Plan:
-    """Raises UnsupportedError if nothing keeps so little, with the least fraction that something does."""
-    allowed = int(fraction * profile.none_bytes)
-    if allowed >= profile.none_bytes:
-        return Plan(
-            tuple(map(Keep, range(len(profile.tapes)))), profile.none_bytes, allowed, 0.0, 0.0, "nothing to solve"
-        )
-    outside = profile.outside_bytes + profile.shared_bytes
-    spare = allowed - outside
-    inputs = [input_bytes(tape) for tape in profile.tapes]
-    if spare < inputs[0]:
-        least = (outside + inputs[0]) / profile.none_bytes
+def spare_bytes(profile: Profile, fraction: float) -> int:
+    """What blocks may keep. Raises UnsupportedError if no plan keeps so little, with the least fraction that one does;
+    which plan, it takes a solver to say."""
+    outside, first = profile.outside_bytes + profile.shared_bytes, input_bytes(profile.tapes[0])
+    spare = int(fraction * profile.none_bytes) - outside
+    if spare < first:
+        least = (outside + first) / profile.none_bytes
         raise UnsupportedError(
             "checkpointing",
             f"budget-{fraction:g} is below what any plan keeps: {least:.3f} of none's activations is outside the blocks"
             " or the first block's input",
         )
+    return spare
+
+
+def plan_budget(profile: Profile, fraction: float, card: Rates) -> Plan:
+    """Raises UnsupportedError as `spare_bytes` does, or where the solver cannot search so many blocks."""
+    spare, inputs = spare_bytes(profile, fraction), [input_bytes(tape) for tape in profile.tapes]
+    outside = profile.outside_bytes + profile.shared_bytes
+    allowed = outside + spare
     if spare < sum(inputs):
         return _nested_plan(profile, inputs, spare, allowed, card)
     options = {key: block_options(tape, card) for key, tape in _distinct(profile.tapes).items()}
@@ -135,7 +138,7 @@ def _nested_plan(profile: Profile, inputs: Sequence[int], spare: int, allowed: i
     assert nesting is not None  # the first input fits: checked by the caller
     return Plan(
         tree=nesting.tree,
-        kept_bytes=profile.outside_bytes + profile.shared_bytes + sum(inputs[first] for first in _firsts(nesting.tree)),
+        kept_bytes=allowed - spare + sum(inputs[first] for first in _firsts(nesting.tree)),
         budget_bytes=allowed,
         recompute_seconds=nesting.seconds,
         gap=1 - nesting.bound_seconds / nesting.seconds,

@@ -180,13 +180,22 @@ def _update_phase(spec: RunSpec) -> str:
 
 def _last_update_seconds(spec: RunSpec, card: Rates) -> float:
     """The embedding's, the head's and the first block's gradients come last: down, update and up are still to do."""
-    elements = parameter_elements(spec.architecture)
-    early = block_bytes(spec.architecture, "int8") * (spec.architecture.layers - 1)
-    return (1 - early / elements) * sum(seconds for _, seconds in _update_transfers(spec, card))
+    if spec.offload_optimizer == "none":
+        return 0.0
+    arch, dtype = spec.architecture, RECIPES[spec.precision].weight
+    early = block_bytes(arch, dtype) * (arch.layers - 1) / (parameter_elements(arch) * DTYPE_BYTES[dtype])
+    whole = _weights_seconds(spec, card) + sum(seconds for _, seconds in _update_transfers(spec, card))
+    return (1 - early) * whole
+
+
+def _weights_seconds(spec: RunSpec, card: Rates) -> float:
+    """A rank's weights, or as many gradients, once over the link to the host."""
+    weights = parameter_elements(spec.architecture) * DTYPE_BYTES[RECIPES[spec.precision].weight]
+    return weights / (spec.world_size if spec.sharding == "zero-3" else 1) / card.host_link
 
 
 def _update_transfers(spec: RunSpec, card: Rates) -> Iterable[tuple[str, float]]:
-    """(link, seconds) of the update of offloaded states, all of it."""
+    """(link, seconds) of the update of offloaded states, from gradients on the host to weights where they live."""
     arch, recipe, ranks = spec.architecture, RECIPES[spec.precision], spec.world_size
     if spec.offload_optimizer == "none":
         return
@@ -194,10 +203,10 @@ def _update_transfers(spec: RunSpec, card: Rates) -> Iterable[tuple[str, float]]
     weights = elements * DTYPE_BYTES[recipe.weight]
     host_rate = min(HOST_BYTES_PER_SECOND, NODE_HOST_BYTES_PER_SECOND / min(ranks, NODE_GPUS))
     clipping = CLIPPING_PASSES * weights if spec.max_grad_norm is not None else 0
-    shard, own = ranks if spec.sharding == "zero-3" else 1, ranks if spec.sharding != "none" else 1
+    own = ranks if spec.sharding != "none" else 1
     yield "cpu", (HOST_ADAM_BYTES * elements + clipping) / own / host_rate
     if spec.offload_parameters == "none":
-        yield "up", weights / shard / card.host_link
+        yield "up", _weights_seconds(spec, card)
     if spec.offload_optimizer == "nvme":
         yield "nvme-read", place.nvme / NVME_READ_BYTES_PER_SECOND
         yield "nvme-write", place.nvme_written / NVME_WRITE_BYTES_PER_SECOND
@@ -210,7 +219,7 @@ def transfers(spec: RunSpec, card: Rates, hosted_bytes: int) -> Iterable[tuple[s
     weights = parameter_elements(arch) * DTYPE_BYTES[recipe.weight]
     shard = ranks if spec.sharding == "zero-3" else 1
     if spec.offload_optimizer != "none":
-        yield "backward", "down", weights / shard / card.host_link * micro
+        yield "backward", "down", _weights_seconds(spec, card) * micro
     for link, seconds in _update_transfers(spec, card):
         yield _update_phase(spec), link, seconds
     if spec.offload_parameters != "none":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from engine.checkpoint_names import parse_checkpointing
 from engine.closed_form.block import Context, block_tape, context_of, embedding_tape
@@ -18,6 +19,9 @@ from engine.closed_form.walk import Backward, Meter, run_forward
 from engine.offload.layout import PARCELS_AHEAD
 from engine.recipes import DTYPE_BYTES, RECIPES
 from engine.spec import RunSpec
+
+if TYPE_CHECKING:
+    from engine.checkpointing.budget import Profile
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ def schedule_of(spec: RunSpec) -> Schedule:
     Raises UnsupportedError if no plan keeps to a budget.
     """
     # Here, since these plan on the tapes of this package.
-    from engine.checkpointing.budget import Profile, plan_budget
+    from engine.checkpointing.budget import plan_budget
     from engine.checkpointing.worth import plan_rates
 
     plan, layers = parse_checkpointing(spec.checkpointing), spec.architecture.layers
@@ -64,12 +68,17 @@ def schedule_of(spec: RunSpec) -> Schedule:
         case "selective":
             return [(Leaf(frozenset(plan.groups or _derived_groups(context_of(spec), plan_rates(spec)))), layers)]
         case "budget":
-            tape = block_tape(context_of(spec))
-            bare = dict.fromkeys(("checkpointing", "offload_activations", "offload_optimizer", "sharding"), "none")
-            whole = walk_step(spec.model_copy(update=bare | {"offload_parameters": "none"})).saved_bytes
-            outside = whole - layers * total_bytes(tape.saved.values())
-            chosen = plan_budget(Profile((tape,) * layers, outside), plan.budget, plan_rates(spec))
-            return from_tree(chosen.tree)
+            return from_tree(plan_budget(budget_profile(spec), plan.budget, plan_rates(spec)).tree)
+
+
+def budget_profile(spec: RunSpec) -> Profile:
+    """What `none` keeps of a spec of our decoder, where nothing leaves the device."""
+    from engine.checkpointing.budget import Profile
+
+    tape, layers = block_tape(context_of(spec)), spec.architecture.layers
+    places = ("offload_activations", "offload_optimizer", "offload_parameters", "sharding")
+    whole = walk_step(spec.model_copy(update=dict.fromkeys(("checkpointing", *places), "none"))).saved_bytes
+    return Profile((tape,) * layers, whole - layers * total_bytes(tape.saved.values()))
 
 
 @lru_cache(4096)

@@ -62,8 +62,8 @@ def test_a_model_without_a_closed_form_leads_to_its_simulation(client: TestClien
     assert 'hx-trigger="load"' not in page  # nor a plan that would say it again
     assert "has no closed form" in read(client, "/plan?model=t5-base", 422)
     for found in (page, read(client, "/plan?model=t5-base", 422)):
-        target = unescape(re.search(r'href="(/jobs/new\?[^"]*method=simulated[^"]*)"', found)[1])  # type: ignore[index]
-        form = read(client, target)
+        targets = re.findall(r'href="(/jobs/new\?[^"]*method=simulated[^"]*)"', found)
+        form = read(client, unescape(targets[0]))
         assert re.search(r'value="simulated" selected', form)
         assert "Not ready" not in form
 
